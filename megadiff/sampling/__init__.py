@@ -1,0 +1,1 @@
+"""Solvers, guidance and pictures: turns noise into images with a `predict` function, knows no network class."""
