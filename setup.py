@@ -1,0 +1,8 @@
+"""Build script: the metadata lives in pyproject.toml, compiled extensions are listed here.
+
+It must not import torch: pip runs it before torch is there. The build takes what it needs of torch when it compiles.
+"""
+
+from setuptools import setup
+
+setup()
