@@ -1,0 +1,165 @@
+"""Every setting of a run, typed and frozen. Imports no torch, so a bad setting fails in milliseconds."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def _require_plain_integer(value: object) -> object:
+    """Refuse true and 1.0 where a literal integer is asked for: `True == 1` would let them pass."""
+    if isinstance(value, (bool, float)):
+        raise ValueError("expected an integer")
+    return value
+
+
+def _list_to_tuple(value: object) -> object:
+    """YAML and JSON know lists only, and a strict tuple field refuses them."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_require_plain_integer)]
+ZeroOrOne = Annotated[Literal[0, 1], BeforeValidator(_require_plain_integer)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_list_to_tuple)]
+Counts = Annotated[tuple[int, ...], BeforeValidator(_list_to_tuple)]
+Betas = Annotated[tuple[float, float], BeforeValidator(_list_to_tuple)]
+
+
+class Section(BaseModel):
+    """A group of settings: unknown keys are refused and values never change after construction."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """The network: what a checkpoint must match. `preset` fills the fields that are not given."""
+
+    name: Literal["dit"] = "dit"
+    preset: str | None = None
+    input_size: int = Field(16, gt=0)
+    in_channels: int = Field(3, gt=0)
+    patch_size: int = Field(2, gt=0)
+    hidden_size: int = Field(128, gt=0)
+    num_layers: int = Field(6, gt=0)
+    num_heads: int = Field(4, gt=0)
+    mlp_ratio: float = Field(4.0, gt=0)
+    num_classes: int = Field(10, gt=0)
+    learn_sigma: bool = False
+    time_freq_shift: ZeroOrOne = 0
+    qk_norm: bool = False
+    dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+
+
+class DiffusionConfig(Section):
+    """The noise process and what the network predicts."""
+
+    schedule: Literal["linear", "scaled_linear", "cosine"] = "cosine"
+    num_train_timesteps: int = Field(1000, gt=0)
+    prediction: Literal["eps", "x0", "v"] = "v"
+    loss_weight: Literal["uniform", "min_snr"] = "uniform"
+    min_snr_gamma: float = Field(5.0, gt=0)
+    condition_dropout: float = Field(0.1, ge=0, le=1)
+
+
+class SamplingConfig(Section):
+    """DDIM with classifier-free guidance; also used for the picture grids during training."""
+
+    steps: int = Field(50, gt=0)
+    guidance: float = Field(2.0, ge=0)
+    eta: float = Field(0.0, ge=0, le=1)
+    clip_x0: bool = False
+
+
+class DataConfig(Section):
+    """Where the pictures come from. The picture size is `model.input_size`."""
+
+    name: Literal["emoji", "fashion_mnist", "image_folder", "latents", "ids"] = "emoji"
+    path: str | None = None
+    grouping: Literal["category", "subgroup"] = "subgroup"
+    classes: Names = ()
+    flip: bool = False
+    num_samples: int = Field(1024, gt=0)
+    prefetch_batches: int = Field(2, ge=0)
+
+
+class TrainConfig(Section):
+    """How long, how much at a time, and with which arithmetic."""
+
+    steps: int = Field(1000, gt=0)
+    stop_at_step: int | None = Field(None, gt=0)
+    global_batch_size: int = Field(64, gt=0)
+    micro_batch_size: int | None = Field(None, gt=0)
+    gradient_accumulation_steps: int | None = Field(None, gt=0)
+    seed: int = Field(0, ge=0, lt=2**63)
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
+    activation_checkpointing: Literal["none", "full", "selective"] = "none"
+    activation_checkpoint_every_blocks: int = Field(2, gt=0)
+    attention_backend: Literal["auto", "math", "efficient", "flash", "flash_attn"] = "auto"
+    compile: bool = False
+
+
+class OptimizerConfig(Section):
+    """The optimizer, its learning-rate schedule in optimizer steps, and the clipping of the global norm."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    lr: float = Field(1e-4, ge=0)
+    betas: Betas = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    clip_norm: float = Field(1.0, ge=0)
+    lr_schedule: Literal["cosine", "constant"] = "cosine"
+    warmup_steps: int = Field(100, ge=0)
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+
+
+class EmaConfig(Section):
+    """The float32 moving average of the weights, one update an applied optimizer step."""
+
+    enabled: bool = True
+    decay: float = Field(0.9999, ge=0, lt=1)
+    warmup: bool = True
+
+
+class ParallelConfig(Section):
+    """The layout. Data parallelism takes the ranks that tensor and pipeline leave over."""
+
+    tensor_model_parallel_size: int = Field(1, gt=0)
+    pipeline_model_parallel_size: int = Field(1, gt=0)
+    sequence_parallel: bool = False
+    pipeline_schedule: Literal["auto", "1f1b"] = "auto"
+    partition: Counts = ()
+    zero_stage: ZeroStage | None = None
+    timeout_seconds: int = Field(1800, gt=0)
+
+
+class CheckpointConfig(Section):
+    """When to save and how many checkpoints to keep (0 keeps all). The last step is always saved."""
+
+    save_every_steps: int = Field(1000, gt=0)
+    keep_last: int = Field(3, ge=0)
+
+
+class MonitorConfig(Section):
+    """What is shown while the run goes on. `sample_every_steps` 0 makes no pictures."""
+
+    log_every_steps: int = Field(10, gt=0)
+    sample_every_steps: int = Field(500, ge=0)
+    samples_per_class: int = Field(4, gt=0)
+    tensorboard: bool = True
+
+
+class Config(Section):
+    """A whole run. `deepspeed` holds the checked content of the DeepSpeed JSON."""
+
+    model: ModelConfig = ModelConfig()
+    diffusion: DiffusionConfig = DiffusionConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    ema: EmaConfig = EmaConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    deepspeed: dict[str, Any] = {}

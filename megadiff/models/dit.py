@@ -1,0 +1,127 @@
+"""DiT: the class-conditional diffusion transformer with adaLN-zero (Peebles & Xie 2022, arXiv 2212.09748).
+
+State between layers: (tokens (B, N, D), condition (B, D)). Input: (x_t (B, C, H, W), t (B,) int64, labels (B,) int64); label
+`num_classes` means "no condition". Output: (B, C or 2 C, H, W).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from megadiff.config.schema import ModelConfig
+from megadiff.models.chain import Builder
+from megadiff.models.layers import (
+    Attention,
+    Dropout,
+    FeedForward,
+    Modulation,
+    TimeEmbedding,
+    layer_norm,
+    modulate,
+)
+from megadiff.ops.attention import AttentionBackend
+
+
+class Embed(nn.Module):
+    """Pixels, timestep and class to tokens and condition."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        width, patch = model.hidden_size, model.patch_size
+        self.patch = nn.Conv2d(model.in_channels, width, kernel_size=patch, stride=patch)
+        self.time = TimeEmbedding(width, model.time_freq_shift)
+        self.label = nn.Embedding(model.num_classes + 1, width)
+        positions = sincos_positions(width, model.input_size // patch)
+        self.register_buffer("positions", positions.to(torch.float32), persistent=False)
+
+    def forward(self, state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x_t, t, labels = state
+        tokens = self.patch(x_t.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
+        return tokens + self.positions.to(tokens.dtype), self.time(t) + self.label(labels)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each behind an adaptive LayerNorm and a gate that starts at zero."""
+
+    def __init__(self, model: ModelConfig, backend: AttentionBackend) -> None:
+        super().__init__()
+        width = model.hidden_size
+        self.modulation = nn.Linear(width, 6 * width)
+        self.attn = Attention(width, model.num_heads, model.qk_norm, model.attention_dropout, backend)
+        self.mlp = FeedForward(width, int(width * model.mlp_ratio))
+        self.dropout = Dropout(model.dropout)
+
+    def forward(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, condition = state
+        vectors = self.modulation(F.silu(condition)).chunk(6, dim=-1)
+        attention, feed_forward = Modulation(*vectors[:3]), Modulation(*vectors[3:])
+        mixed = self.attn(modulate(x, attention.shift, attention.scale))
+        x = x + attention.gate.unsqueeze(1) * self.dropout(mixed)
+        mixed = self.mlp(modulate(x, feed_forward.shift, feed_forward.scale))
+        x = x + feed_forward.gate.unsqueeze(1) * self.dropout(mixed)
+        return x, condition
+
+
+class Head(nn.Module):
+    """Tokens back to pixels; the network predicts zero at the start."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.patch, self.channels = model.patch_size, output_channels(model)
+        self.modulation = nn.Linear(model.hidden_size, 2 * model.hidden_size)
+        self.out = nn.Linear(model.hidden_size, self.patch**2 * self.channels)
+
+    def forward(self, state: tuple[Tensor, Tensor]) -> Tensor:
+        x, condition = state
+        shift, scale = self.modulation(F.silu(condition)).chunk(2, dim=-1)
+        patches = self.out(layer_norm(x) * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1))
+        side = int(patches.shape[1] ** 0.5)
+        grid = patches.unflatten(1, (side, side)).unflatten(-1, (self.patch, self.patch, self.channels))
+        return grid.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+
+
+def output_channels(model: ModelConfig) -> int:
+    """C, or 2 C where the network also holds the channels of a learnt variance."""
+    return model.in_channels * (2 if model.learn_sigma else 1)
+
+
+def sincos_positions(dim: int, side: int) -> Tensor:
+    """Fixed two-dimensional sine-cosine positions, (side * side, dim) float64, row-major tokens.
+
+    The first half of the features encodes the column, the second half the row; in each, sines come before cosines
+    (the convention of MAE, He et al. 2021, that published DiT weights rely on).
+    """
+    quarter = dim // 4
+    frequencies = 10_000.0 ** (-torch.arange(quarter, dtype=torch.float64, device="cpu") / quarter)
+    angles = torch.arange(side, dtype=torch.float64, device="cpu").unsqueeze(-1) * frequencies
+    axis = torch.cat([angles.sin(), angles.cos()], dim=-1)  # (side, dim / 2)
+    columns = axis.unsqueeze(0).expand(side, side, -1)
+    rows = axis.unsqueeze(1).expand(side, side, -1)
+    return torch.cat([columns, rows], dim=-1).reshape(side * side, dim)
+
+
+def dit_builders(model: ModelConfig, backend: AttentionBackend = "auto") -> dict[str, Builder]:
+    """The layers of a DiT in order: embed, blocks.0 ... blocks.{n-1}, head."""
+    builders: dict[str, Builder] = {"embed": lambda: Embed(model)}
+    builders |= {f"blocks.{index}": lambda: Block(model, backend) for index in range(model.num_layers)}
+    return builders | {"head": lambda: Head(model)}
+
+
+def dit_initial_value(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """The initial value of a parameter, float32 on the CPU (adaLN-zero: modulations and the output start at zero).
+
+    Args:
+        name: global parameter name.
+        shape: its full, unsharded shape.
+        generator: the source of random numbers for this parameter alone.
+    """
+    value = torch.zeros(shape, device="cpu")
+    if name.endswith("_norm.weight"):
+        return value.fill_(1.0)
+    if name.endswith(".bias") or ".modulation." in name or name.startswith("head.out."):
+        return value
+    if name == "embed.label.weight" or name.startswith("embed.time."):
+        return value.normal_(std=0.02, generator=generator)
+    flat = value.view(shape[0], -1)
+    nn.init.xavier_uniform_(flat, generator=generator)
+    return value
