@@ -1,7 +1,7 @@
 """Counter-based random numbers: pure functions of (seed, step, sample id, purpose), in plain PyTorch.
 
-Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). The integers are the same on every
-device, layout and batch; the normals are the same up to the rounding of log, cos, sin and sqrt.
+Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). The integers are the same
+on every device, layout and batch; the normals are the same up to the rounding of log, cos, sin and sqrt.
 """
 
 import math
@@ -20,7 +20,7 @@ _ROUNDS = 10
 
 
 class Purpose(IntEnum):
-    """What a stream of random numbers is for. The values are part of every run's results: never renumber them."""
+    """What a stream of random numbers is for. Every run's results depend on the values: never renumber."""
 
     NOISE = 0
     TIMESTEP = 1
@@ -55,7 +55,7 @@ def random_bits(seed: int, step: int, sample_ids: Tensor, purpose: Purpose, coun
     steps = torch.full_like(ids, step)
     high_ids = (ids >> 32 & 0xFFFFFF) | int(purpose) << 24
     words = philox_4x32((blocks, ids & _MASK, steps, high_ids), (seed & _MASK, seed >> 32))
-    return torch.stack(torch.broadcast_tensors(*words), dim=-1).flatten(1)[:, :count]
+    return torch.stack(words, dim=-1).flatten(1)[:, :count]
 
 
 def philox_4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
@@ -66,7 +66,7 @@ def philox_4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, 
         key: two uint32 values.
 
     Returns:
-        Four int64 tensors holding uint32 values.
+        Four int64 tensors holding uint32 values, all of the broadcast shape.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -79,7 +79,7 @@ def philox_4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, 
 
 
 def _multiply(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
-    """Return the high and low word of (multiplier + 2**32) * word: the 2**32 only adds `word` to the high word."""
+    """Return the high and low word of (multiplier + 2**32) * word; the 2**32 adds `word` to the high one."""
     product = word * multiplier
     high = (product >> 32).add_(word)  # an arithmetic shift floors, so a negative product borrows correctly
     return high, product.bitwise_and_(_MASK)
@@ -93,13 +93,14 @@ def normal(
     shape: tuple[int, ...],
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Return (B, *shape) standard normals: element 2i is r cos(theta), 2i + 1 is r sin(theta) of words 2i, 2i + 1.
+    """Return (B, *shape) standard normals by Box-Muller: words 2i and 2i + 1 give elements 2i and 2i + 1.
 
-    Box-Muller runs in float64 for float64 and in float32 otherwise, on the same words, so both precisions see the same
-    numbers up to rounding.
+    Element 2i is r cos(angle), 2i + 1 is r sin(angle). The arithmetic is float64 for float64 and float32
+    otherwise, on the same words, so that all precisions see the same numbers up to rounding.
     """
     count = math.prod(shape)
-    words = random_bits(seed, step, sample_ids, purpose, count + count % 2).unflatten(1, (-1, 2))
+    num_pairs = (count + 1) // 2
+    words = random_bits(seed, step, sample_ids, purpose, 2 * num_pairs).reshape(len(sample_ids), num_pairs, 2)
     work = torch.float64 if dtype == torch.float64 else torch.float32
     # (word + 1/2) / 2**32 is never 0, so the logarithm is finite; |normal| < 6.77.
     radius = words[..., 0].to(work).add_(0.5).mul_(2.0**-32).log_().mul_(-2.0).sqrt_()

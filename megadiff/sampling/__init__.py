@@ -1,1 +1,1 @@
-"""Solvers, guidance and pictures: turns noise into images with a `predict` function, knows no network class."""
+"""Solvers, guidance and pictures: noise to images with a `predict` function, whatever the network."""

@@ -1,0 +1,116 @@
+"""The training objective: noisy inputs for the network and a weighted sum of squared errors for its output.
+
+It knows neither the network nor how the batch is cut: everything random depends on (seed, step, sample id),
+and the loss is a sum, so that the caller divides by the number of elements of the global batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megadiff.config.schema import DiffusionConfig
+from megadiff.diffusion import philox
+from megadiff.diffusion.condition import drop_condition
+from megadiff.diffusion.philox import Purpose
+from megadiff.diffusion.prediction import require_invertible, target
+from megadiff.diffusion.schedule import NoiseSchedule
+from megadiff.diffusion.weighting import loss_weights
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingInputs:
+    """One micro-batch for the network and its loss; floats are float32, or float64 if the images are.
+
+    Attributes:
+        x_t: (B, C, H, W) noisy images.
+        t: (B,) int64 in [0, T).
+        labels: (B,) int64; the null label where the condition was dropped.
+        target: (B, C, H, W) what the network should answer.
+        weight: (B,) loss weight of each sample.
+    """
+
+    x_t: Tensor
+    t: Tensor
+    labels: Tensor
+    target: Tensor
+    weight: Tensor
+
+
+class DiffusionObjective:
+    """Prepares inputs and measures outputs for one schedule, prediction and weighting."""
+
+    def __init__(
+        self, schedule: NoiseSchedule, diffusion_config: DiffusionConfig, num_classes: int, seed: int
+    ) -> None:
+        """Refuses impossible settings at once.
+
+        Raises:
+            ConfigError: the prediction or the weighting is not finite at a timestep of the schedule.
+        """
+        require_invertible(diffusion_config.prediction, schedule)
+        self.schedule = schedule
+        self.prediction = diffusion_config.prediction
+        self.condition_dropout = diffusion_config.condition_dropout
+        self.num_classes = num_classes
+        self.seed = seed
+        self.weights = loss_weights(
+            diffusion_config.loss_weight,
+            diffusion_config.prediction,
+            schedule.snr,
+            diffusion_config.min_snr_gamma,
+        )
+
+    def prepare(self, images: Tensor, labels: Tensor, sample_ids: Tensor, step: int) -> TrainingInputs:
+        """Draw timesteps, noise and dropped conditions for a micro-batch.
+
+        Args:
+            images: (B, C, H, W) clean images or latents.
+            labels: (B,) int64 in [0, num_classes).
+            sample_ids: (B,) int64, unique over the run.
+            step: the optimizer step.
+        """
+        self._move_tables(images.device)
+        x0 = images.to(_loss_dtype(images))
+        noise = philox.normal(self.seed, step, sample_ids, Purpose.NOISE, tuple(x0.shape[1:]), x0.dtype)
+        t = philox.integers(self.seed, step, sample_ids, Purpose.TIMESTEP, self.schedule.num_train_timesteps)
+        alpha, sigma = self.schedule.at(t, x0)
+        return TrainingInputs(
+            x_t=alpha * x0 + sigma * noise,
+            t=t,
+            labels=drop_condition(
+                labels, self.num_classes, self.condition_dropout, self.seed, step, sample_ids
+            ),
+            target=target(self.prediction, x0, noise, alpha, sigma),
+            weight=self.weights[t].to(x0.dtype),
+        )
+
+    def loss_sum(self, output: Tensor, target: Tensor, weight: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the weighted sum of squared errors, a scalar in float32 (float64 if an input is float64).
+
+        Args:
+            output: (B, C, H, W), or (B, 2C, H, W) of a learn_sigma network, whose sigma half is not trained.
+            target: (B, C, H, W).
+            weight: (B,).
+            mask: (B, 1, H, W); elements where it is 0 are left out, whatever they hold.
+        """
+        dtype = _loss_dtype(output, target)
+        error = output[:, : target.shape[1]].to(dtype) - target.to(dtype)
+        if mask is not None:
+            error = error.masked_fill(mask == 0, 0.0)
+        return (error.square().flatten(1).sum(1) * weight.to(dtype)).sum()
+
+    def num_elements(self, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return how many elements loss_sum counts, a scalar int64 on the device of `target`."""
+        if mask is None:
+            return torch.tensor(target.numel(), device=target.device)
+        return torch.count_nonzero(mask.expand(len(target), 1, *target.shape[2:])) * target.shape[1]
+
+    def _move_tables(self, device: torch.device) -> None:
+        if self.weights.device != device:
+            self.schedule = self.schedule.to(device)
+            self.weights = self.weights.to(device)
+
+
+def _loss_dtype(*tensors: Tensor) -> torch.dtype:
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32

@@ -1,0 +1,78 @@
+"""Guidance: one doubled call, one definition of the null class (B05), one answer for every prediction."""
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+from megadiff.config.schema import DiffusionConfig
+from megadiff.diffusion.objective import DiffusionObjective
+from megadiff.diffusion.prediction import convert
+from megadiff.diffusion.schedule import make_schedule
+from megadiff.sampling.guidance import guided
+
+NUM_CLASSES = 5
+
+
+class Recorder:
+    """A network whose output depends on x_t, t and label of each sample; it keeps its arguments."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def __call__(self, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        self.calls.append((x_t, t, labels))
+        return x_t.sin() + (t * 10 + labels).view(-1, 1, 1, 1)
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    x_t = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return x_t, torch.tensor([4, 4, 4]), torch.tensor([0, 4, 2])
+
+
+def test_b05_training_and_sampling_share_one_empty_condition() -> None:
+    """The labels of a batch with dropout 1 are those of the sampler's unconditional half."""
+    config = DiffusionConfig(num_train_timesteps=10, condition_dropout=1.0)
+    objective = DiffusionObjective(make_schedule("cosine", 10), config, NUM_CLASSES, seed=0)
+    x_t, t, labels = batch()
+    trained = objective.prepare(x_t, labels, torch.arange(3), step=0).labels
+    network = Recorder()
+    guided(network, NUM_CLASSES, 3.0)(x_t, t, labels)
+    sampled = network.calls[0][2]
+    assert torch.equal(sampled[:3], labels)
+    assert torch.equal(sampled[3:], trained)
+    # The label embedding has num_classes + 1 rows, and no class shares the last one.
+    assert trained.tolist() == [NUM_CLASSES] * 3
+
+
+@pytest.mark.parametrize("guidance", [0.0, 0.5, 2.0, 7.5])
+def test_guidance_extrapolates_in_one_doubled_call(guidance: float) -> None:
+    x_t, t, labels = batch()
+    network = Recorder()
+    output = guided(network, NUM_CLASSES, guidance)(x_t, t, labels)
+    assert len(network.calls) == 1 and len(network.calls[0][0]) == 6
+    conditional, null = network(x_t, t, labels), network(x_t, t, torch.full((3,), NUM_CLASSES))
+    torch.testing.assert_close(output, null + guidance * (conditional - null), rtol=1e-12, atol=1e-12)
+
+
+def test_guidance_one_calls_the_network_as_it_is() -> None:
+    network = Recorder()
+    assert guided(network, NUM_CLASSES, 1.0) is network
+
+
+def test_guidance_acts_alike_on_every_prediction() -> None:
+    x_t, t, labels = batch()
+    schedule = make_schedule("cosine", 10)
+    alpha, sigma = schedule.at(t, x_t)
+    network = Recorder()
+    for source, other in itertools.permutations(("eps", "x0", "v"), 2):
+
+        def converted(x: Tensor, t: Tensor, y: Tensor, source: str = source, other: str = other) -> Tensor:
+            return convert(network(x, t, y), source, other, x, *schedule.at(t, x))
+
+        direct = guided(network, NUM_CLASSES, 4.0)(x_t, t, labels)
+        through = guided(converted, NUM_CLASSES, 4.0)(x_t, t, labels)
+        torch.testing.assert_close(
+            convert(through, other, source, x_t, alpha, sigma), direct, rtol=1e-8, atol=1e-8
+        )
