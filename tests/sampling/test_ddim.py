@@ -87,7 +87,8 @@ def test_b04_an_exact_denoiser_ends_at_x0_for_every_step_count(prediction: str, 
     schedule = make_schedule(schedule_name, 1000)
     predict = exact_denoiser(schedule, prediction)
     expected = true_images(torch.arange(4) % 3, torch.float64)
-    for steps, eta, clip_x0 in itertools.product(range(1, 26), (0.0, 0.6, 1.0), (False, True)):
+    settings = ((0.0, False), (0.6, True), (1.0, False))
+    for steps, (eta, clip_x0) in itertools.product(range(1, 26), settings):
         found = sample(predict, schedule, prediction, steps=steps, eta=eta, clip_x0=clip_x0)
         # At the noisiest cosine timestep (alpha = 5e-5) rounding of float64 grows by 1 / alpha.
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
@@ -119,8 +120,12 @@ def test_b03_eps_with_pure_noise_is_refused_even_under_clipping(clip_x0: bool) -
     tables = make_schedule("scaled_linear", 10)
     schedule = NoiseSchedule(tables.alpha.clone(), tables.sigma.clone())
     schedule.alpha[-1], schedule.sigma[-1] = 0.0, 1.0
+
+    def never_called(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        raise AssertionError("the network ran before the settings were checked")
+
     with pytest.raises(ConfigError, match=r"prediction = eps .*alpha = 0"):
-        sample(smooth_network, schedule, "eps", clip_x0=clip_x0)
+        sample(never_called, schedule, "eps", clip_x0=clip_x0)
     assert bool(sample(smooth_network, schedule, "v", clip_x0=clip_x0).isfinite().all())
 
 
@@ -169,9 +174,9 @@ def test_gaussian_data_is_sampled_with_its_variance(eta: float) -> None:
         alpha, sigma = schedule.at(t, x_t)
         return x_t * alpha * std**2 / (alpha**2 * std**2 + sigma**2)
 
-    found = sample(predict, schedule, "x0", num=2000, steps=1000, eta=eta)
-    # Four standard errors of 36,000 values; the last of 1000 steps leaves half a percent of bias.
-    assert float(found.std()) == pytest.approx(std, rel=0.02)
+    found = sample(predict, schedule, "x0", num=1000, steps=1000, eta=eta)
+    # Four standard errors of 18,000 values; the last of 1000 steps leaves half a percent of bias.
+    assert float(found.std()) == pytest.approx(std, rel=0.025)
     assert abs(float(found.mean())) < 0.02
 
 
