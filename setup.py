@@ -1,6 +1,6 @@
 """Build script: the metadata lives in pyproject.toml, compiled extensions are listed here.
 
-It must not import torch: pip runs it before torch is there. The build takes what it needs of torch when it compiles.
+It must not import torch: pip runs it before torch is there.
 """
 
 from setuptools import setup
