@@ -1,0 +1,1 @@
+"""Processes: how they start and stop, their devices, and the (pipe, data, tensor) grid."""

@@ -1,0 +1,119 @@
+"""Starts and ends the process group of a run. The only place that reads launcher variables."""
+
+import contextlib
+import datetime
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as torch_dist
+
+from megadiff.errors import LaunchError
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process among those of the run."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """True on rank 0, which alone prints and writes shared files."""
+        return self.rank == 0
+
+
+def launched_rank() -> int:
+    """The rank that a launcher gave this process, 0 without one; usable before anything is started."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def launched_world_size() -> int:
+    """The number of processes that the launcher started, 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nothing listens on at the moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(timeout_seconds: int) -> Process:
+    """Joins the process group that the launcher describes, or makes a group of one without a launcher.
+
+    Uses NCCL on CUDA and gloo elsewhere (also with DS_ACCELERATOR=cpu).
+
+    Raises:
+        LaunchError: the rendezvous address cannot be used; the message names the port and the option to change it.
+    """
+    alone = "RANK" not in os.environ
+    if alone:
+        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
+        os.environ["MASTER_PORT"] = str(free_port())
+    os.environ.setdefault("LOCAL_RANK", "0")
+    use_cuda = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda"
+    if not use_cuda:
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    local_rank = int(os.environ["LOCAL_RANK"])
+    device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    if use_cuda:
+        torch.cuda.set_device(device)
+    _init_deepspeed(use_cuda, timeout_seconds)
+    return Process(torch_dist.get_rank(), torch_dist.get_world_size(), local_rank, device)
+
+
+def _init_deepspeed(use_cuda: bool, timeout_seconds: int) -> None:
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel("WARNING")
+    if not use_cuda:
+        # The helper for shared-memory all-reduce compiles for more than a minute on its first use; gloo serves.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    try:
+        deepspeed.init_distributed(
+            "nccl" if use_cuda else "gloo",
+            auto_mpi_discovery=False,
+            verbose=False,
+            timeout=datetime.timedelta(seconds=timeout_seconds),
+        )
+    except (torch_dist.DistNetworkError, torch_dist.DistStoreError) as error:
+        address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        reason = str(error).splitlines()[0]
+        raise LaunchError(
+            f"the processes cannot meet at {address} ({reason}); choose a free port with --master_port "
+            "(deepspeed) or --master-port (torchrun), or let torchrun choose one with --standalone"
+        ) from error
+
+
+def stop() -> None:
+    """Leaves the process group after a run that ended well."""
+    if torch_dist.is_initialized():
+        torch_dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def quiet_stdout() -> Iterator[None]:
+    """Hides what libraries print while they set themselves up."""
+    with open(os.devnull, "w", encoding="utf-8") as sink, contextlib.redirect_stdout(sink):
+        yield
+
+
+def print_first(text: str) -> None:
+    """Prints on rank 0 only."""
+    if launched_rank() == 0:
+        print(text, flush=True)
+
+
+def print_error(error: Exception) -> None:
+    """Prints an error as one line with this process's rank, to stderr."""
+    rank = f"[rank {launched_rank()}] " if launched_world_size() > 1 else ""
+    print(f"{rank}megadiff: error: {error}", file=sys.stderr, flush=True)

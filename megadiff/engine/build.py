@@ -1,0 +1,83 @@
+"""Puts a run together: grid, stage, objective, optimizer, DeepSpeed, shards."""
+
+import deepspeed
+import torch
+from torch import nn
+
+from megadiff.config.deepspeed_json import build_deepspeed_config
+from megadiff.config.layout import Layout
+from megadiff.config.schema import Config
+from megadiff.diffusion.objective import DiffusionObjective
+from megadiff.diffusion.schedule import make_schedule
+from megadiff.dist.grid import Grid, make_grid
+from megadiff.dist.process import Process, quiet_stdout
+from megadiff.engine.clip import clip_gradients, global_norm
+from megadiff.engine.engine import Engine
+from megadiff.engine.optimizer import make_optimizer
+from megadiff.engine.runners import PipelineLoss, PipelineRunner, Runner, WholeRunner
+from megadiff.errors import ConfigError
+from megadiff.ops.attention import require_flash_attn
+from megadiff.parallel.pipeline import pipeline_module
+from megadiff.parallel.shards import Shards
+from megadiff.parallel.stage import Stage, build_stage
+
+
+def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
+    """Builds the engine of this rank; a collective call.
+
+    Raises:
+        ConfigError, PlanError: the settings do not fit the network or this machine.
+    """
+    check_device(config, process)
+    grid = make_grid(layout.pipeline, layout.data, layout.tensor)
+    dtype = torch.float64 if config.train.precision == "fp64" else torch.float32
+    stage = build_stage(config, grid, process.device, dtype)
+    objective = make_objective(config)
+    optimizer = make_optimizer(config.optimizer, stage.chain)
+    loss = PipelineLoss(objective)
+    model: nn.Module = stage.chain if layout.pipeline == 1 else pipeline_module(stage.chain, grid, loss)
+    with quiet_stdout():
+        wrapped, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            model_parameters=list(stage.chain.parameters()),
+            config=build_deepspeed_config(config, layout),
+            mpu=grid.mpu if layout.pipeline == 1 else None,
+        )
+    runner: Runner = WholeRunner(wrapped, objective, process.device)
+    if layout.pipeline > 1:
+        runner = PipelineRunner(wrapped, loss, process.device)
+    shards = Shards(wrapped, stage.chain, stage.sharding, grid, layout.zero_stage)
+    engine = Engine(config, layout, grid, stage, wrapped, objective, runner, shards, process.device)
+    if layout.zero_stage == 0:
+        _clip_before_step(engine, optimizer, stage)
+    return engine
+
+
+def make_objective(config: Config) -> DiffusionObjective:
+    """The training objective that the config describes."""
+    schedule = make_schedule(config.diffusion.schedule, config.diffusion.num_train_timesteps)
+    return DiffusionObjective(schedule, config.diffusion, config.model.num_classes, config.train.seed)
+
+
+def check_device(config: Config, process: Process) -> None:
+    """Refuses what this machine cannot do.
+
+    Raises:
+        ConfigError: fp16 without CUDA, half precision without sharded masters, or flash-attn that is not installed.
+    """
+    if config.train.precision == "fp16" and process.device.type == "cpu":
+        raise ConfigError("train.precision = fp16 does not exist on CPU; use fp32 or bf16")
+    if config.train.attention_backend == "flash_attn":
+        require_flash_attn()
+
+
+def _clip_before_step(engine: Engine, optimizer: torch.optim.Optimizer, stage: Stage) -> None:
+    """At ZeRO 0 the gradients are whole when the optimizer steps: measure and clip them there, on every layout alike."""
+    parameters = list(stage.chain.parameters())
+
+    def clip(*_: object) -> None:
+        engine.clipped_norm = global_norm(parameters, engine.grid)
+        clip_gradients(parameters, engine.clipped_norm, engine.config.optimizer.clip_norm)
+
+    optimizer.register_step_pre_hook(clip)

@@ -1,0 +1,42 @@
+"""Global gradient norm and clipping where DeepSpeed has no sharded optimizer (ZeRO 0).
+
+DeepSpeed's own norm is wrong there on pipelines, so each logical parameter is counted once over the grid here.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from megadiff.dist.grid import Grid
+
+_EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_ and in DeepSpeed's sharded optimizers
+
+
+@torch.no_grad()
+def global_norm(parameters: Iterable[nn.Parameter], grid: Grid) -> Tensor:
+    """The L2 norm of all gradients of the network, equal on every rank; in the gradients' dtype.
+
+    A parameter that every tensor rank holds (no `tensor_model_parallel` mark) counts on tensor rank 0 only; pipeline
+    stages hold different parameters; data ranks hold equal, already averaged gradients.
+    """
+    total: Tensor | None = None
+    for parameter in parameters:
+        if total is None:
+            total = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+        counted = grid.tensor.index == 0 or getattr(parameter, "tensor_model_parallel", False)
+        if parameter.grad is not None and counted:
+            total += parameter.grad.square().sum()
+    assert total is not None, "a stage without parameters"
+    dist.all_reduce(total, group=grid.model_group)
+    return total.sqrt()
+
+
+@torch.no_grad()
+def clip_gradients(parameters: list[nn.Parameter], norm: Tensor, limit: float) -> None:
+    """Scales all gradients so that their global norm is at most `limit`; 0 leaves them alone. No host sync."""
+    if limit == 0:
+        return
+    factor = (limit / (norm + _EPSILON)).clamp(max=1.0)
+    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)

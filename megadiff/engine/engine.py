@@ -1,0 +1,169 @@
+"""One training engine for every layout: a step in, a loss out; predictions from the raw or the averaged weights."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from megadiff.config.layout import Layout
+from megadiff.config.schema import Config
+from megadiff.data.batch import Batch
+from megadiff.diffusion.objective import DiffusionObjective
+from megadiff.dist.grid import Grid
+from megadiff.engine.ema import Ema
+from megadiff.engine.optimizer import learning_rate, set_learning_rate
+from megadiff.engine.runners import MicroBatch, Runner
+from megadiff.models.chain import mix_seed
+from megadiff.models.dit import output_channels
+from megadiff.parallel.forward import predict
+from megadiff.parallel.shards import Shards
+from megadiff.parallel.stage import Stage
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """What one optimizer step did, equal on every rank.
+
+    Attributes:
+        loss: mean weighted squared error over the global batch, a 0-dim tensor on the device.
+        grad_norm: global gradient norm before clipping, a 0-dim tensor or a number.
+        lr: the learning rate that the optimizer used.
+        applied: False if the step was skipped (fp16 overflow).
+    """
+
+    loss: Tensor
+    grad_norm: Tensor | float
+    lr: float
+    applied: bool
+
+
+class Engine:
+    """A network under DeepSpeed with its objective, optimizer and moving average.
+
+    Attributes:
+        shards: which part of each parameter this rank owns.
+        ema: the moving average, None when it is switched off.
+        steps: optimizer steps taken over the whole life of the run, skipped ones included.
+        skipped_steps: how many of them were skipped.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        layout: Layout,
+        grid: Grid,
+        stage: Stage,
+        deepspeed_engine: deepspeed.DeepSpeedEngine,
+        objective: DiffusionObjective,
+        runner: Runner,
+        shards: Shards,
+        device: torch.device,
+    ) -> None:
+        self.config, self.layout, self.grid, self.device = config, layout, grid, device
+        self.chain, self.deepspeed = stage.chain, deepspeed_engine
+        self.objective, self.runner, self.shards = objective, runner, shards
+        self.ema = Ema(config.ema, shards) if config.ema.enabled else None
+        self.clipped_norm: Tensor | None = None
+        self.steps = 0
+        self.skipped_steps = 0
+
+    @property
+    def needs_data(self) -> bool:
+        """True on the first and last pipeline stages; the others take everything from their neighbours."""
+        return self.grid.is_first_stage or self.grid.is_last_stage
+
+    def train_step(self, micro_batches: Sequence[Batch]) -> StepResult:
+        """One optimizer step on this rank's part of the global batch.
+
+        Args:
+            micro_batches: the accumulation's micro-batches of this data rank; on stages that need no data, none.
+        """
+        rate = learning_rate(self.steps, self.config.train.steps, self.config.optimizer)
+        set_learning_rate(self.shards.optimizer, rate)
+        self.chain.dropout_seeds = self._dropout_seeds()
+        prepared = [self._prepare(batch.to(self.device)) for batch in micro_batches]
+        total = self._global_elements(prepared)
+        loss_scale = self.layout.accumulation * self.layout.data / total
+        loss_sum = self.runner.run(prepared, loss_scale)
+        applied = self._was_applied()
+        self.steps += 1
+        if applied and self.ema is not None:
+            self.ema.update()
+        if not applied:
+            self.skipped_steps += 1
+        return StepResult(self._mean_loss(loss_sum / total), self._grad_norm(), rate, applied)
+
+    def predict(self, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        """The network's output without gradients; collective over the ranks of this copy of the network.
+
+        Args:
+            x_t: (B, C, H, W). t: (B,) int64 timesteps. labels: (B,) int64, `num_classes` for no condition.
+        """
+        network = self.deepspeed.module if self.grid.pipe.degree == 1 else self.chain
+        return predict(network, self.grid, output_channels(self.config.model), x_t, t, labels)
+
+    @contextlib.contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """The network computes with the moving average inside, and with exactly the former weights afterwards."""
+        if self.ema is None:
+            yield
+            return
+        former = {shard.name: shard.master.detach() for shard in self.shards.all}
+        if self.layout.zero_stage == 0:  # there the weights are the masters themselves
+            former = {name: value.clone() for name, value in former.items()}
+        self.shards.publish(self.ema.values)
+        try:
+            yield
+        finally:
+            self.shards.publish(former)
+
+    def _prepare(self, batch: Batch) -> MicroBatch:
+        inputs = self.objective.prepare(self._exact(batch.images), batch.labels, batch.sample_ids, self.steps)
+        return MicroBatch(inputs, batch.mask)
+
+    def _exact(self, images: Tensor) -> Tensor:
+        return images.double() if self.config.train.precision == "fp64" else images
+
+    def _dropout_seeds(self) -> Iterator[int] | None:
+        """One seed for each micro-batch's forward pass, a function of (seed, step, first sample id)."""
+        model = self.config.model
+        if model.dropout == 0 and model.attention_dropout == 0:
+            return None
+        share = self.layout.micro_batch_size * self.layout.accumulation
+        start = self.steps * self.layout.global_batch_size + self.grid.data.index * share
+        firsts = range(start, start + share, self.layout.micro_batch_size)
+        return iter([mix_seed(self.config.train.seed, self.steps, first) for first in firsts])
+
+    def _global_elements(self, prepared: Sequence[MicroBatch]) -> Tensor:
+        """Elements of the global batch that the loss counts, at least 1; only exact on ranks that have data."""
+        masked = [micro for micro in prepared if micro.mask is not None]
+        if not masked:
+            per_sample = prepared[0].inputs.target[0].numel() if prepared else 1
+            count = torch.tensor(self.layout.global_batch_size * per_sample, device=self.device)
+        else:
+            counts = [self.objective.num_elements(micro.inputs.target, micro.mask) for micro in prepared]
+            count = torch.stack(counts).sum()
+            dist.all_reduce(count, group=self.grid.data.group)
+        return count.clamp(min=1)
+
+    def _mean_loss(self, part: Tensor) -> Tensor:
+        """The global mean from the parts of all ranks; one rank of each tensor group of the last stage has a part."""
+        counts = self.grid.is_last_stage and self.grid.tensor.index == 0
+        loss = part.clone() if counts else torch.zeros_like(part)
+        if self.config.train.precision == "fp64":
+            loss = loss.double()
+        dist.all_reduce(loss)
+        return loss
+
+    def _was_applied(self) -> bool:
+        return bool(self.deepspeed.was_step_applied())
+
+    def _grad_norm(self) -> Tensor | float:
+        if self.clipped_norm is not None:
+            return self.clipped_norm
+        norm = self.deepspeed.get_global_grad_norm()
+        return float("nan") if norm is None else norm
