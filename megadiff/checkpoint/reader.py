@@ -3,7 +3,6 @@
 Letters: d is the number of dims of a tensor.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,15 +10,15 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 from megadiff.checkpoint.boxes import boxes_of_range, intersect, slices
 from megadiff.checkpoint.folders import check_files
 from megadiff.checkpoint.index import DTYPES, Index, PieceRecord, TensorRecord, read_index
 from megadiff.checkpoint.writer import hash_file
+from megadiff.config.load import config_from_dict
 from megadiff.config.schema import Config
-from megadiff.errors import CheckpointError
+from megadiff.errors import CheckpointError, ConfigError
 
 
 class CheckpointReader:
@@ -82,14 +81,9 @@ class CheckpointReader:
             CheckpointError: it is not a config that this version understands.
         """
         try:
-            return Config.model_validate_json(json.dumps(self.index.config))
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise CheckpointError(
-                f"the config in {self.folder} cannot be used ({where}: {first['msg']}); "
-                "choose another checkpoint"
-            ) from None
+            return config_from_dict(self.index.config, f"the config of {self.folder}")
+        except ConfigError as error:
+            raise CheckpointError(f"{self.folder} cannot be used: {error}") from None
 
     def kinds(self) -> list[str]:
         """What is stored: `model`, `ema`, `optimizer.exp_avg` and so on, sorted."""

@@ -1,7 +1,7 @@
 """Saving: each rank writes its pieces to one file, then one rank publishes the folder. Nothing is collective.
 
 Order of a save: `begin_save` (one rank), `write_rank_file` (every rank), `build_index` and `publish` (one
-rank); between them the caller makes all ranks agree. No reader sees anything until `publish` renames the folder.
+rank); between them the caller makes all ranks agree. Until `publish` renames it nobody reads it.
 """
 
 import hashlib
