@@ -93,15 +93,19 @@ def begin_save(root: Path, step: int) -> Path:
 
     Returns:
         The folder for `write_rank_file` and `publish`.
+
+    Raises:
+        CheckpointError: nothing can be written there.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    for leftover in root.glob(SAVING + "*"):
-        shutil.rmtree(leftover)
-    _finish_replacements(root)
-    for leftover in root.glob(TRASH + "*"):
-        shutil.rmtree(leftover)
     temporary = root / (SAVING + checkpoint_folder(root, step).name)
-    temporary.mkdir()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _finish_replacements(root)
+        for leftover in [*root.glob(SAVING + "*"), *root.glob(TRASH + "*")]:
+            shutil.rmtree(leftover)
+        temporary.mkdir()
+    except OSError as error:
+        raise CheckpointError(f"cannot save under {root}: {error}; choose another run folder") from None
     return temporary
 
 

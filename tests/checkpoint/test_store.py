@@ -200,3 +200,11 @@ def test_index_is_the_documented_json(tmp_path: Path) -> None:
     record = content["files"]["rank_00000.safetensors"]
     assert record["bytes"] == (folder / "rank_00000.safetensors").stat().st_size
     assert len(record["sha256"]) == 64
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(CheckpointError, match=r"cannot save under .*checkpoints"):
+        begin_save(tmp_path / "run" / "checkpoints", 1)
+    with pytest.raises(CheckpointError, match="cannot write"):
+        write_rank_file(tmp_path / "nowhere", 0, [whole_piece("model", "w", torch.zeros(3))])
