@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
-from megadiff.config.deepspeed_table import DEEPSPEED_KEYS, Entry, Passed
+from megadiff.config.deepspeed_table import DEEPSPEED_KEYS, Entry, Owned, Passed, Refused
 from megadiff.config.keys import FIELDS, SECTIONS, accepts_text, nearest, nearest_key
 from megadiff.config.yaml_text import parse_value
 from megadiff.errors import ConfigError
@@ -122,9 +122,22 @@ def _unknown_argument(argument: str, parser: argparse.ArgumentParser) -> ConfigE
     name = argument.partition("=")[0]
     known = [option for action in parser._actions for option in action.option_strings]
     key = name.lstrip("-")
+    if key.startswith("deepspeed."):
+        _check_single_deepspeed_key(key.removeprefix("deepspeed."), name)
     dotted = "." in key and not key.startswith("deepspeed.")
     hint = nearest_key(key, "--") if dotted or key in _LEAVES else nearest(name, known)
     return ConfigError(f"unknown argument {name}; {hint.strip() or 'see --help for all keys'}")
+
+
+def _check_single_deepspeed_key(key: str, argument: str) -> None:
+    """Refuse a DeepSpeed key that is not passed on, with our setting or the reason from the table."""
+    entry: Entry | None = DEEPSPEED_KEYS
+    for part in key.split("."):
+        entry = entry.get(part) if isinstance(entry, dict) else None
+    if isinstance(entry, Owned):
+        raise ConfigError(f"argument {argument} is another name of a setting; use --{entry.setting}")
+    if isinstance(entry, Refused):
+        raise ConfigError(f"argument {argument} is not supported: {entry.remedy}")
 
 
 def _collect(given: list[tuple[str, str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:

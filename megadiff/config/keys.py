@@ -55,10 +55,10 @@ def check_names(values: Mapping[Any, Any], source: str) -> None:
     for section, content in values.items():
         if section not in Config.model_fields:
             raise unknown_key(str(section), source)
-        if section == "deepspeed":
-            continue
         if not isinstance(content, Mapping):
             raise ConfigError(f"{section} = {content!r} in {source} is not a section; expected keys under it")
+        if section == "deepspeed":
+            continue
         for name in content:
             if f"{section}.{name}" not in FIELDS:
                 raise unknown_key(f"{section}.{name}", source)

@@ -66,10 +66,10 @@ def load_config(
 
     Args:
         path: the YAML file, or None for defaults.
-        overrides: dotted keys and their values, as on a command line.
+        overrides: dotted keys (or nested mappings) and their values, as on a command line.
         deepspeed_config: a DeepSpeed JSON.
     """
-    settings = dict(overrides or {})
+    settings = flatten(overrides or {})
     flags = {key: f"--{key}" for key in settings}
     return _build(CommandLine(path, deepspeed_config, None, None, False, settings, flags))
 
@@ -116,11 +116,7 @@ def _deepspeed_content(
 ) -> tuple[dict[str, Any], str]:
     """Merge the `deepspeed` section, the JSON file and single keys of the command line, and name the "
     "source."""
-    section = from_file.get("deepspeed") or {}
-    if not isinstance(section, dict):
-        raise ConfigError(
-            f"deepspeed = {section!r} in {file_name} is not a section; expected DeepSpeed keys under it"
-        )
+    section = from_file.get("deepspeed", {})
     check_deepspeed(section, f"{file_name} (deepspeed)")
     name = str(line.deepspeed_config) if line.deepspeed_config else f"{file_name} (deepspeed)"
     content = read_deepspeed_json(line.deepspeed_config) if line.deepspeed_config else {}

@@ -278,13 +278,51 @@ def test_pipeline_settings_are_there_only_with_stages() -> None:
 
 
 def test_building_does_not_change_the_config() -> None:
-    config = load_config(
-        None, {"parallel.zero_stage": 1, "deepspeed.zero_optimization.reduce_bucket_size": 5}
-    )
+    settings = {"deepspeed.comms_logger.verbose": True, "deepspeed.zero_optimization.reduce_bucket_size": 5}
+    config = load_config(None, {"parallel.zero_stage": 1, **settings})
     before = copy.deepcopy(config.deepspeed)
     built = build_deepspeed_config(config, resolve_layout(config, 1))
     built["zero_optimization"]["reduce_bucket_size"] = 6
+    built["comms_logger"]["verbose"] = False
     assert config.deepspeed == before
+
+
+def test_built_dict_is_complete() -> None:
+    settings = {
+        "parallel.zero_stage": 1,
+        "train.precision": "bf16",
+        "parallel.pipeline_model_parallel_size": 2,
+    }
+    config = load_config(None, {**settings, "deepspeed.zero_optimization.offload_optimizer.device": "cpu"})
+    built = build_deepspeed_config(config, resolve_layout(config, 4))
+    assert built.pop("steps_per_print") > 10**9
+    assert built == {
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 16,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 1.0,
+        "zero_optimization": {"stage": 1, "offload_optimizer": {"device": "cpu"}},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": True},
+        "pipeline": {"pipe_partitioned": False, "grad_partitioned": False, "use_reentrant": False},
+    }
+
+
+def test_stages_of_the_table() -> None:
+    for key, entry in PASSED.items():
+        if key.startswith(("zero_optimization.stage3_", "zero_optimization.offload_param.")):
+            assert entry.stages == (3,), key
+        elif key.startswith("zero_optimization."):
+            assert 0 not in entry.stages, key
+        else:
+            assert entry.stages == (0, 1, 2, 3), key
+
+
+def test_setting_that_is_null_in_the_yaml_is_taken_from_the_json(write: Any, tmp_path: Path) -> None:
+    yaml = tmp_path / "run.yaml"
+    yaml.write_text("train: {micro_batch_size: null}\n")
+    assert load_config(yaml, None, write({"train_micro_batch_size_per_gpu": 8})).train.micro_batch_size == 8
 
 
 class ReadKeys(dict[str, Any]):

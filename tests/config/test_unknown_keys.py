@@ -91,6 +91,14 @@ def test_b34_key_at_the_top_is_pointed_to_its_section(tmp_path: Path) -> None:
 def test_b34_unknown_key_in_overrides_and_in_a_stored_config_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"train\.sed"):
         load_config(None, {"train.sed": 1})
+    for wrong in (
+        {"seed": 1},
+        {"train": 3},
+        {"deepspeed": 3},
+        {"deepspeed": {"zero_optimisation": {"stage": 1}}},
+    ):
+        with pytest.raises(ConfigError):
+            load_config(None, wrong)
     with pytest.raises(ConfigError, match=r"train\.sed in the stored config"):
         config_from_dict({"train": {"sed": 1}})
 
