@@ -14,6 +14,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("parallel", "data", "sampling", "adapters"),
     ("checkpoint", "evaluation", "planner"),
     ("engine",),
+    ("cli_convert", "cli_sample"),
     ("cli", "__main__"),
     ("launch",),
 )

@@ -91,12 +91,17 @@ class Index(Record):
     step: Annotated[int, Field(ge=0)]
     counters: Counters
     config: dict[str, Any]
+    data_fingerprint: str = ""
     files: dict[FileName, FileRecord]
     tensors: dict[str, TensorRecord]
 
 
 def build_index(
-    step: int, counters: Counters, config_dict: dict[str, Any], manifests: Iterable[RankManifest]
+    step: int,
+    counters: Counters,
+    config_dict: dict[str, Any],
+    manifests: Iterable[RankManifest],
+    data_fingerprint: str = "",
 ) -> Index:
     """Joins what the ranks wrote and checks that every tensor is covered completely and only once.
 
@@ -105,6 +110,7 @@ def build_index(
         counters: numbers to restore (samples, ema_updates, ...); ints or finite floats.
         config_dict: the resolved `Config.model_dump(mode="json")`.
         manifests: one per rank, in any order.
+        data_fingerprint: of the data set that was trained on, empty if none was.
 
     Raises:
         CheckpointError: two ranks disagree on a tensor's shape or dtype, or a part is missing or there twice.
@@ -129,7 +135,14 @@ def build_index(
         name: TensorRecord(shape=shape, dtype=dtype, pieces=tuple(pieces[name]))
         for name, (shape, dtype) in shapes.items()
     }
-    index = Index(step=step, counters=counters, config=config_dict, files=files, tensors=tensors)
+    index = Index(
+        step=step,
+        counters=counters,
+        config=config_dict,
+        data_fingerprint=data_fingerprint,
+        files=files,
+        tensors=tensors,
+    )
     check_index(index, "the new checkpoint")
     return index
 

@@ -71,12 +71,13 @@ class SamplingConfig(Section):
 
 
 class DataConfig(Section):
-    """Where the pictures come from. The picture size is `model.input_size`."""
+    """Where the pictures come from. The picture size is `model.input_size`. `balanced` shows all classes equally often."""
 
     name: Literal["emoji", "fashion_mnist", "image_folder", "latents", "ids"] = "emoji"
     path: str | None = None
     grouping: Literal["category", "subgroup"] = "subgroup"
     classes: Names = ()
+    balanced: bool = False
     flip: bool = False
     num_samples: int = Field(1024, gt=0)
     prefetch_batches: int = Field(2, ge=0)

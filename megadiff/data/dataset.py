@@ -25,6 +25,11 @@ class Dataset(Protocol):
         """A hash that changes when the content, its order or the classes change."""
         ...
 
+    @property
+    def labels(self) -> Sequence[int]:
+        """The class of each picture."""
+        ...
+
     def __len__(self) -> int:
         """Return the number of pictures."""
         ...

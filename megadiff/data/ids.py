@@ -16,6 +16,11 @@ class IdDataset:
         self.class_names = tuple(str(label) for label in range(num_classes))
         self.fingerprint = hash_parts(("ids", num_samples, num_classes, self.shape))
 
+    @property
+    def labels(self) -> list[int]:
+        """The class of each picture."""
+        return [index % len(self.class_names) for index in range(self.num_samples)]
+
     def __len__(self) -> int:
         """Return the number of pictures."""
         return self.num_samples

@@ -43,6 +43,11 @@ class ImageFolder:
         content = ((path.relative_to(folder).as_posix(), path.stat().st_size) for path, _ in self.samples)
         self.fingerprint = hash_parts(("image_folder", input_size, self.class_names, *content))
 
+    @property
+    def labels(self) -> list[int]:
+        """The class of each picture."""
+        return [label for _, label in self.samples]
+
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.samples)

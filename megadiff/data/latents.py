@@ -50,6 +50,11 @@ class LatentFolder:
         )
         self.fingerprint = hash_parts(("latents", self.shape, num_classes, *content))
 
+    @property
+    def labels(self) -> list[int]:
+        """The class of each row."""
+        return [int(label) for label in self._labels]
+
     def __len__(self) -> int:
         """Return the number of rows of all files."""
         return len(self._labels)

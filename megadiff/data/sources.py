@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from megadiff.config.schema import Config
+from megadiff.data.balanced import BalancedDataset
 from megadiff.data.dataset import Dataset, require_folder
 from megadiff.data.emoji import open_emoji
 from megadiff.data.fashion_mnist import FashionMnist
@@ -21,7 +22,7 @@ def open_dataset(config: Config) -> Dataset:
     """
     dataset = _OPENERS[config.data.name](config)
     check_num_classes(dataset, config)
-    return dataset
+    return BalancedDataset(dataset) if config.data.balanced else dataset
 
 
 def check_num_classes(dataset: Dataset, config: Config) -> None:

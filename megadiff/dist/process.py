@@ -1,16 +1,15 @@
-"""Starts and ends the process group of a run. The only place that reads launcher variables."""
+"""Starts and ends the process group of a run. Together with launcher.py the only place that reads launcher variables."""
 
 import contextlib
 import datetime
 import os
-import socket
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as torch_dist
 
+from megadiff.dist.launcher import free_port
 from megadiff.errors import LaunchError
 
 
@@ -27,23 +26,6 @@ class Process:
     def is_first(self) -> bool:
         """True on rank 0, which alone prints and writes shared files."""
         return self.rank == 0
-
-
-def launched_rank() -> int:
-    """The rank that a launcher gave this process, 0 without one; usable before anything is started."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def launched_world_size() -> int:
-    """The number of processes that the launcher started, 1 without one."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def free_port() -> int:
-    """A TCP port on loopback that nothing listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start(timeout_seconds: int) -> Process:
@@ -105,15 +87,3 @@ def quiet_stdout() -> Iterator[None]:
     """Hides what libraries print while they set themselves up."""
     with open(os.devnull, "w", encoding="utf-8") as sink, contextlib.redirect_stdout(sink):
         yield
-
-
-def print_first(text: str) -> None:
-    """Prints on rank 0 only."""
-    if launched_rank() == 0:
-        print(text, flush=True)
-
-
-def print_error(error: Exception) -> None:
-    """Prints an error as one line with this process's rank, to stderr."""
-    rank = f"[rank {launched_rank()}] " if launched_world_size() > 1 else ""
-    print(f"{rank}megadiff: error: {error}", file=sys.stderr, flush=True)

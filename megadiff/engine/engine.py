@@ -1,12 +1,13 @@
 """One training engine for every layout: a step in, a loss out; predictions from the raw or the averaged weights."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 from torch import Tensor
 
 from megadiff.config.layout import Layout
@@ -22,6 +23,8 @@ from megadiff.models.dit import output_channels
 from megadiff.parallel.forward import predict
 from megadiff.parallel.shards import Shards
 from megadiff.parallel.stage import Stage
+
+_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +51,8 @@ class Engine:
         shards: which part of each parameter this rank owns.
         ema: the moving average, None when it is switched off.
         steps: optimizer steps taken over the whole life of the run, skipped ones included.
-        skipped_steps: how many of them were skipped.
+        samples: samples consumed by all ranks together, which is the position in the data stream.
+        skipped_steps: how many steps were skipped.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Engine:
         self.ema = Ema(config.ema, shards) if config.ema.enabled else None
         self.clipped_norm: Tensor | None = None
         self.steps = 0
+        self.samples = 0
         self.skipped_steps = 0
 
     @property
@@ -91,6 +96,7 @@ class Engine:
         loss_sum = self.runner.run(prepared, loss_scale)
         applied = self._was_applied()
         self.steps += 1
+        self.samples += self.layout.global_batch_size
         if applied and self.ema is not None:
             self.ema.update()
         if not applied:
@@ -121,6 +127,22 @@ class Engine:
         finally:
             self.shards.publish(former)
 
+    def loss_scale_state(self) -> dict[str, int | float]:
+        """The dynamic loss scale of fp16 as counters; empty otherwise."""
+        scaler = self._dynamic_scaler()
+        return {} if scaler is None else {key: getattr(scaler, key) for key in _SCALER_STATE}
+
+    def restore_loss_scale(self, counters: Mapping[str, int | float]) -> None:
+        """Takes back what `loss_scale_state` gave; a checkpoint without it leaves the initial scale."""
+        scaler = self._dynamic_scaler()
+        if scaler is not None and _SCALER_STATE[0] in counters:
+            for key in _SCALER_STATE:
+                setattr(scaler, key, counters[key])
+
+    def _dynamic_scaler(self) -> DynamicLossScaler | None:
+        scaler = self.deepspeed.optimizer.loss_scaler if self.config.train.precision == "fp16" else None
+        return scaler if isinstance(scaler, DynamicLossScaler) else None
+
     def _prepare(self, batch: Batch) -> MicroBatch:
         inputs = self.objective.prepare(self._exact(batch.images), batch.labels, batch.sample_ids, self.steps)
         return MicroBatch(inputs, batch.mask)
@@ -134,7 +156,7 @@ class Engine:
         if model.dropout == 0 and model.attention_dropout == 0:
             return None
         share = self.layout.micro_batch_size * self.layout.accumulation
-        start = self.steps * self.layout.global_batch_size + self.grid.data.index * share
+        start = self.samples + self.grid.data.index * share
         firsts = range(start, start + share, self.layout.micro_batch_size)
         return iter([mix_seed(self.config.train.seed, self.steps, first) for first in firsts])
 

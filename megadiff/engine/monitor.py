@@ -1,0 +1,157 @@
+"""What is shown of a run: progress, one log line a step, TensorBoard. Values leave the device at log steps only."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+import psutil
+import torch
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from megadiff.config.schema import Config
+from megadiff.dist.devices import model_flops_utilisation
+from megadiff.engine.engine import StepResult
+from megadiff.engine.run_folder import RunFolder
+from megadiff.models.flops import training_flops
+from megadiff.sampling.images import grid, save_png
+
+
+class Monitor:
+    """Shows a run; only rank 0 has one that writes, the others have `SilentMonitor`."""
+
+    def __init__(self, config: Config, folder: RunFolder, first_step: int, last_step: int, world_size: int, device: torch.device) -> None:
+        self.config, self.folder, self.world_size, self.device = config, folder, world_size, device
+        self.last_step = last_step
+        self.flops_per_sample = training_flops(config.model)
+        self.pending: list[tuple[int, StepResult]] = []
+        self.busy_seconds = 0.0
+        self.started = 0.0
+        self.log: TextIO = folder.log.open("a", encoding="utf-8")
+        self.board = _open_board(folder.tensorboard, first_step) if config.monitor.tensorboard else None
+        self.bar = tqdm(total=last_step, initial=first_step, unit="step") if sys.stderr.isatty() else None
+
+    def begin_step(self) -> None:
+        """Called before the data of a step is fetched."""
+        self.started = time.perf_counter()
+
+    def end_step(self, step: int, result: StepResult) -> None:
+        """Called after a step; `step` counts from 1."""
+        self.pending.append((step, result))
+        if step % self.config.monitor.log_every_steps == 0 or step == self.last_step:
+            last = float(result.loss)  # waits for the device, so that the time below is the work's
+            self.busy_seconds += time.perf_counter() - self.started
+            self._flush(last)
+        else:
+            self.busy_seconds += time.perf_counter() - self.started
+
+    def _flush(self, last_loss: float) -> None:
+        rate = len(self.pending) * self.config.train.global_batch_size / max(self.busy_seconds, 1e-9)
+        utilisation = model_flops_utilisation(
+            rate * self.flops_per_sample, self.device, self.config.train.precision, self.world_size
+        )
+        common = {"samples_per_s": rate, "mfu": utilisation, "memory_bytes": memory_bytes(self.device)}
+        for step, result in self.pending:
+            values = {"loss": float(result.loss), "grad_norm": float(result.grad_norm), "lr": result.lr}
+            self._write(step, values | common | {"applied": result.applied})
+        step, result = self.pending[-1]
+        self._show(step, last_loss, result, rate, utilisation)
+        self.pending, self.busy_seconds = [], 0.0
+
+    def _write(self, step: int, values: dict[str, float | bool | None]) -> None:
+        self.log.write(json.dumps({"step": step, **values}) + "\n")
+        self.log.flush()
+        if self.board is None:
+            return
+        for key, tag in _BOARD_TAGS.items():
+            value = values[key]
+            if value is not None:
+                self.board.add_scalar(tag, value, step)
+
+    def _show(self, step: int, loss: float, result: StepResult, rate: float, utilisation: float | None) -> None:
+        if self.bar is not None:
+            self.bar.set_postfix(loss=f"{loss:.4f}", lr=f"{result.lr:.2e}", images_per_s=f"{rate:.1f}")
+            self.bar.update(step - self.bar.n)
+            return
+        left = (self.last_step - step) * self.config.train.global_batch_size / rate
+        mfu = "n/a" if utilisation is None else f"{utilisation:.1%}"
+        print(
+            f"step {step}/{self.last_step}  loss {loss:.4f}  grad_norm {float(result.grad_norm):.3f}  lr {result.lr:.2e}  "
+            f"{rate:.1f} images/s  mfu {mfu}  left {_duration(left)}",
+            flush=True,
+        )
+
+    def show_samples(self, step: int, images: Tensor, per_class: int) -> Path | None:
+        """Writes the picture grid of a step (rows are classes); latents have no picture."""
+        if images.shape[1] not in (1, 3):
+            return None
+        picture = grid(images, columns=per_class)
+        path = self.folder.samples / f"step_{step:08d}.png"
+        save_png(picture, path)
+        if self.board is not None:
+            self.board.add_image("Generated", picture, step)
+        return path
+
+    def tell(self, line: str) -> None:
+        """Prints a line without breaking the progress bar."""
+        tqdm.write(line)
+
+    def close(self) -> None:
+        """Ends the bar and the files."""
+        self.log.close()
+        if self.board is not None:
+            self.board.close()
+        if self.bar is not None:
+            self.bar.close()
+
+
+class SilentMonitor(Monitor):
+    """The monitor of the ranks that show nothing."""
+
+    def __init__(self) -> None:
+        pass
+
+    def begin_step(self) -> None:
+        pass
+
+    def end_step(self, step: int, result: StepResult) -> None:
+        pass
+
+    def show_samples(self, step: int, images: Tensor, per_class: int) -> Path | None:
+        return None
+
+    def tell(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+_BOARD_TAGS = {
+    "loss": "Loss/train",
+    "grad_norm": "GradNorm/global",
+    "lr": "LearningRate",
+    "samples_per_s": "Throughput/samples_per_s",
+    "mfu": "Throughput/mfu",
+    "memory_bytes": "Memory/bytes",
+}
+
+
+def _open_board(folder: Path, first_step: int) -> SummaryWriter:
+    return SummaryWriter(str(folder), purge_step=first_step + 1)
+
+
+def memory_bytes(device: torch.device) -> int:
+    """The most memory that was in use: of the CUDA device, or now of this process on CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return int(psutil.Process().memory_info().rss)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

@@ -1,0 +1,118 @@
+"""The training loop: the same on every layout."""
+
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+
+from megadiff.checkpoint.folders import find_checkpoint, has_checkpoint
+from megadiff.config.flags import LATEST
+from megadiff.config.layout import resolve_layout
+from megadiff.config.schema import Config
+from megadiff.data import Batch, BatchLoader, Dataset, open_dataset
+from megadiff.data.order import check_enough_samples
+from megadiff.dist.agree import on_first, together
+from megadiff.dist.process import Process
+from megadiff.engine.build import build_engine
+from megadiff.engine.checkpointing import load_checkpoint, save_checkpoint
+from megadiff.engine.engine import Engine
+from megadiff.engine.generate import class_grid
+from megadiff.engine.monitor import Monitor, SilentMonitor
+from megadiff.engine.run_folder import RunFolder
+from megadiff.errors import CheckpointError
+from megadiff.sampling.ddim import sampling_timesteps
+
+
+def train(config: Config, run_dir: Path, resume: str | None, process: Process) -> None:
+    """Trains until `train.stop_at_step`, or else `train.steps`; a collective call.
+
+    A run folder that has a checkpoint is continued from it.
+
+    Args:
+        config: the settings.
+        run_dir: the run folder, which all ranks see.
+        resume: a run folder or checkpoint to start from instead, or None.
+        process: this process.
+
+    Raises:
+        MegadiffError: anything that the user can mend, on every rank.
+    """
+    layout = resolve_layout(config, process.world_size)
+    sampling_timesteps(config.diffusion.num_train_timesteps, config.sampling.steps)
+    folder = RunFolder(run_dir)
+    dataset = together(lambda: open_dataset(config))
+    check_enough_samples(len(dataset), config.train.global_batch_size)
+    start = on_first(lambda: _starting_point(folder, resume))
+    engine = build_engine(config, layout, process)
+    differences = load_checkpoint(engine, start, dataset.fingerprint) if start else []
+    on_first(lambda: folder.prepare(config, dataset.class_names, engine.steps))
+    last_step = min(config.train.steps, config.train.stop_at_step or config.train.steps)
+    monitor = _open_monitor(engine, folder, last_step, process)
+    _tell_start(monitor, engine, start, differences, last_step)
+    with contextlib.closing(monitor), contextlib.closing(_steps_of_data(engine, dataset)) as batches:
+        while engine.steps < last_step:
+            monitor.begin_step()
+            result = engine.train_step(next(batches))
+            monitor.end_step(engine.steps, result)
+            if _is_due(engine.steps, config.monitor.sample_every_steps, last_step):
+                per_class = config.monitor.samples_per_class
+                monitor.show_samples(engine.steps, class_grid(engine, per_class), per_class)
+            if _is_due(engine.steps, config.checkpoint.save_every_steps, last_step):
+                path = save_checkpoint(engine, folder.checkpoints, dataset.fingerprint, [start] if start else [])
+                monitor.tell(f"saved {path}")
+
+
+def _starting_point(folder: RunFolder, resume: str | None) -> Path | None:
+    """The checkpoint to start from: the run folder's own before the one asked for, None for a fresh start."""
+    if has_checkpoint(folder.path):
+        return find_checkpoint(folder.path)
+    if resume == LATEST:
+        raise CheckpointError(f"--resume found no checkpoint in {folder.path}; leave it out or give it a path")
+    return None if resume is None else find_checkpoint(Path(resume))
+
+
+def _steps_of_data(engine: Engine, dataset: Dataset) -> Generator[list[Batch], None, None]:
+    """Each step's micro-batches of this rank, without end; empty ones on pipeline stages that need no data."""
+    config, layout = engine.config, engine.layout
+    if not engine.needs_data:
+        while True:
+            yield []
+    with BatchLoader(
+        dataset,
+        config.train.seed,
+        layout.global_batch_size,
+        layout.micro_batch_size,
+        engine.grid.data.index,
+        layout.data,
+        config.data.prefetch_batches,
+        engine.samples,
+        config.data.flip,
+    ) as loader:
+        yield from loader
+
+
+def _open_monitor(engine: Engine, folder: RunFolder, last_step: int, process: Process) -> Monitor:
+    if not process.is_first:
+        return SilentMonitor()
+    return Monitor(engine.config, folder, engine.steps, last_step, process.world_size, process.device)
+
+
+def _is_due(step: int, every: int, last_step: int) -> bool:
+    """True every so many steps and at the end; never if `every` is 0."""
+    return every > 0 and (step % every == 0 or step == last_step)
+
+
+def _tell_start(
+    monitor: Monitor, engine: Engine, start: Path | None, differences: list[str], last_step: int
+) -> None:
+    layout = engine.layout
+    monitor.tell(
+        f"layout: tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}, zero {layout.zero_stage}; "
+        f"global batch {layout.global_batch_size} = micro {layout.micro_batch_size} x accumulation {layout.accumulation} "
+        f"x data {layout.data}"
+    )
+    if start is not None:
+        monitor.tell(f"resumed from {start} at step {engine.steps}")
+    for line in differences:
+        monitor.tell(f"changed since that checkpoint: {line}")
+    if engine.steps >= last_step:
+        monitor.tell(f"nothing to do: step {engine.steps} of {last_step} is reached")

@@ -1,0 +1,125 @@
+"""Bytes that a rank holds from step to step, in closed form: weights, gradients, masters, optimizer state, average.
+
+Left out: activations, communication buffers (DeepSpeed's buckets), the fixed position table, and what ZeRO 1 and 2
+pad each parameter group by (to a multiple of 2 x data ranks: below 4 elements a group and rank). ZeRO 3 pads
+every parameter to a multiple of the data ranks, which for small parameters is a visible share: that is counted.
+"""
+
+from dataclasses import dataclass, fields
+from typing import cast
+
+import torch.distributed as dist
+
+from megadiff.config.layout import Layout
+from megadiff.config.schema import Config, OptimizerConfig
+from megadiff.dist.grid import Axis
+from megadiff.models import chain_builders
+from megadiff.models.chain import Chain
+from megadiff.parallel.plan import apply_plan
+from megadiff.parallel.plans import plan_for
+from megadiff.parallel.stage import DTYPES, stage_layers
+
+
+@dataclass(frozen=True)
+class StageParameters:
+    """The parameters that every tensor rank of one pipeline stage holds.
+
+    Attributes:
+        layers: names of the stage's layers, in order.
+        sharded: elements of parameters that tensor parallelism cuts, after the cut.
+        replicated: elements of parameters that every tensor rank holds whole.
+        sizes: elements of every single parameter on this rank.
+    """
+
+    layers: tuple[str, ...]
+    sharded: int
+    replicated: int
+    sizes: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return self.sharded + self.replicated
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank by class, in the order of a table's columns.
+
+    `masters` is 0 where the weights themselves are in full precision and not sharded (ZeRO 0 in fp32 and fp64).
+    """
+
+    weights: int
+    gradients: int
+    masters: int
+    optimizer: int
+    average: int
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, item.name) for item in fields(self))
+
+
+def tensor_axis(degree: int) -> Axis:
+    """An axis for `apply_plan` on the meta device: it has a degree and no processes, so nothing can be sent on it."""
+    return Axis(degree, 0, tuple(range(degree)), cast(dist.ProcessGroup, None))
+
+
+def stage_chain(config: Config, layers: tuple[str, ...]) -> tuple[Chain, set[str]]:
+    """A stage on the meta device as a tensor rank holds it, and the names of its sharded parameters."""
+    chain = Chain(chain_builders(config.model), only=layers)
+    degree = config.parallel.tensor_model_parallel_size
+    sharding = apply_plan(chain, plan_for(config.model), tensor_axis(degree), config.parallel.sequence_parallel)
+    return chain, set(sharding.slices)
+
+
+def stage_parameters(config: Config) -> list[StageParameters]:
+    """The parameters of every pipeline stage, read off the sharded network on the meta device."""
+    stages = []
+    for layers in stage_layers(config):
+        chain, cut = stage_chain(config, layers)
+        sizes = {name: parameter.numel() for name, parameter in chain.named_parameters()}
+        sharded = sum(sizes[name] for name in cut)
+        stages.append(StageParameters(layers, sharded, sum(sizes.values()) - sharded, tuple(sizes.values())))
+    return stages
+
+
+def num_state_tensors(optimizer: OptimizerConfig) -> int:
+    """State tensors of a parameter's size that the optimizer keeps: AdamW's two moments, SGD's momentum."""
+    return {"adamw": 2, "sgd": 1 if optimizer.momentum > 0 else 0}[optimizer.name]
+
+
+def rank_memory(config: Config, layout: Layout, stage: StageParameters) -> Memory:
+    """Bytes of a rank of a stage at the moment when its gradients are complete.
+
+    Args:
+        config: precision, optimizer and average.
+        layout: its data degree and ZeRO stage cut what is not needed whole.
+        stage: one of `stage_parameters(config)`.
+    """
+    width = DTYPES[config.train.precision].itemsize
+    exact = max(width, 4)
+    zero = layout.zero_stage
+    owned = owned_elements(stage, layout)
+    separate_masters = zero > 0 or exact != width
+    return Memory(
+        weights=width * (owned if zero == 3 else stage.total),
+        gradients=gradient_width(config) * (owned if zero >= 2 else stage.total),
+        masters=exact * owned if separate_masters else 0,
+        optimizer=exact * owned * num_state_tensors(config.optimizer),
+        average=exact * owned if config.ema.enabled else 0,
+    )
+
+
+def owned_elements(stage: StageParameters, layout: Layout) -> int:
+    """Elements whose optimizer step a rank takes."""
+    if layout.zero_stage == 0:
+        return stage.total
+    if layout.zero_stage == 3:
+        return sum(-(-size // layout.data) for size in stage.sizes)
+    return -(-stage.total // layout.data)
+
+
+def gradient_width(config: Config) -> int:
+    """Bytes of a gradient element: `data_types.grad_accum_dtype` of the DeepSpeed config, or the weights' type."""
+    name = config.deepspeed.get("data_types", {}).get("grad_accum_dtype", config.train.precision)
+    return DTYPES[name].itemsize

@@ -1,0 +1,90 @@
+"""Makes images of given classes, split over the data-parallel ranks and put together again on each of them.
+
+The ranks are plain numbers here; whoever calls it passes in how to join the parts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from megadiff.config.schema import Config
+from megadiff.diffusion.schedule import make_schedule
+from megadiff.sampling.ddim import ddim_sample, initial_noise
+from megadiff.sampling.guidance import Predict
+
+
+@dataclass(frozen=True)
+class ImageRequest:
+    """Which images to make.
+
+    Attributes:
+        labels: class of each image.
+        image_ids: number of each image; with `seed` it fixes the image's noise, whatever the batch.
+        seed: of the whole request.
+        batch_size: most images that go through the network at once on one rank (twice as many with guidance).
+    """
+
+    labels: Sequence[int]
+    image_ids: Sequence[int]
+    seed: int
+    batch_size: int = 64
+
+
+def generate(
+    request: ImageRequest,
+    config: Config,
+    predict: Predict,
+    device: torch.device,
+    data_rank: int,
+    data_degree: int,
+    join: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Samples with the solver of `config.sampling`.
+
+    All ranks make the same number of images, because a sharded network needs all of them at every call; the last image is
+    repeated where the number does not divide, and the surplus is dropped.
+
+    Args:
+        request: which images.
+        config: of the network.
+        predict: the network, (x_t, t, labels) -> output.
+        device: where to compute.
+        data_rank, data_degree: this rank among those that share the work.
+        join: the parts of all ranks along dim 0, in rank order.
+
+    Returns:
+        (N, C, H, W) float32 in the order of the request, on every rank.
+    """
+    count = len(request.labels)
+    share = -(-count // data_degree)
+    order = [min(index, count - 1) for index in range(data_rank * share, (data_rank + 1) * share)]
+    parts = [
+        _sample(request, order[start : start + request.batch_size], config, predict, device)
+        for start in range(0, share, request.batch_size)
+    ]
+    return join(torch.cat(parts))[:count]
+
+
+def _sample(
+    request: ImageRequest, order: Sequence[int], config: Config, predict: Predict, device: torch.device
+) -> Tensor:
+    model, diffusion, sampling = config.model, config.diffusion, config.sampling
+    labels = torch.tensor([request.labels[index] for index in order], device=device)
+    image_ids = torch.tensor([request.image_ids[index] for index in order], device=device)
+    shape = (model.in_channels, model.input_size, model.input_size)
+    return ddim_sample(
+        predict,
+        make_schedule(diffusion.schedule, diffusion.num_train_timesteps).to(device),
+        diffusion.prediction,
+        initial_noise(request.seed, image_ids, shape),
+        labels,
+        model.num_classes,
+        sampling.steps,
+        sampling.guidance,
+        sampling.eta,
+        sampling.clip_x0,
+        request.seed,
+        image_ids,
+    )
