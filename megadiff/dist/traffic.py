@@ -1,7 +1,7 @@
 """Counts the bytes that this process hands to torch.distributed, by kind of operation and size of group.
 
-DeepSpeed's collectives end in the same functions, so they are counted too. Objects that are pickled and groups of one
-process, which move nothing, are left out.
+DeepSpeed's collectives end in the same functions, so they are counted too. Objects that are pickled and
+groups of one process, which move nothing, are left out.
 """
 
 import contextlib
@@ -56,9 +56,11 @@ class Traffic:
     """What was counted.
 
     Attributes:
-        payload: bytes of tensors; the whole tensor that a collective gathers, reduces or scatters, on every rank.
+        payload: bytes of tensors; the whole tensor that a collective gathers, reduces or scatters, on every
+            rank.
         calls: number of operations.
-        scalars: number of operations on at most `scalar_elements` elements, which are in none of the other two.
+        scalars: number of operations on at most `scalar_elements` elements, which are in none of the other
+            two.
     """
 
     def __init__(self, scalar_elements: int) -> None:

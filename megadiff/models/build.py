@@ -60,7 +60,8 @@ def materialize(
         value = value if local_part is None else local_part(name, value)
         owner, _, leaf = name.rpartition(".")
         attributes = vars(parameter)
-        replacement = nn.Parameter(value.to(device=device, dtype=dtype).contiguous())
+        # A copy, because a part that is cut along the first dim would keep the storage of the whole value alive.
+        replacement = nn.Parameter(torch.empty(value.shape, dtype=dtype, device=device).copy_(value))
         for key, attribute in attributes.items():
             setattr(replacement, key, attribute)
         setattr(chain.get_submodule(owner), leaf, replacement)

@@ -1,1 +1,1 @@
-"""Predicts what a layout costs: memory of every rank and bytes between ranks, in closed form and without a GPU."""
+"""Predicts what a layout costs, in closed form: the memory of every rank and the bytes between ranks."""

@@ -1,8 +1,9 @@
-"""Bytes that a rank holds from step to step, in closed form: weights, gradients, masters, optimizer state, average.
+"""Bytes that a rank holds for its parameters: weights, gradients, masters, optimizer state, average.
 
-Left out: activations, communication buffers (DeepSpeed's buckets), the fixed position table, and what ZeRO 1 and 2
-pad each parameter group by (to a multiple of 2 x data ranks: below 4 elements a group and rank). ZeRO 3 pads
-every parameter to a multiple of the data ranks, which for small parameters is a visible share: that is counted.
+Left out: activations, communication buffers (DeepSpeed's buckets), the fixed position table, the padding of
+ZeRO 1 and 2 (each of two parameter groups to a multiple of 2 x data ranks: below 4 elements a rank), and at
+ZeRO 2 the foreign part of a gradient that lies across a partition's border, which both sides keep whole.
+ZeRO 3 pads every parameter to a multiple of the data ranks: that is counted.
 """
 
 from dataclasses import dataclass, fields
@@ -45,7 +46,8 @@ class StageParameters:
 class Memory:
     """Bytes of one rank by class, in the order of a table's columns.
 
-    `masters` is 0 where the weights themselves are in full precision and not sharded (ZeRO 0 in fp32 and fp64).
+    `masters` is 0 where the weights themselves are in full precision and not sharded (ZeRO 0 in fp32 and
+    fp64).
     """
 
     weights: int
@@ -60,7 +62,7 @@ class Memory:
 
 
 def tensor_axis(degree: int) -> Axis:
-    """An axis for `apply_plan` on the meta device: it has a degree and no processes, so nothing can be sent on it."""
+    """An axis for `apply_plan` on the meta device: it has a degree and no processes to talk to."""
     return Axis(degree, 0, tuple(range(degree)), cast(dist.ProcessGroup, None))
 
 
@@ -68,7 +70,9 @@ def stage_chain(config: Config, layers: tuple[str, ...]) -> tuple[Chain, set[str
     """A stage on the meta device as a tensor rank holds it, and the names of its sharded parameters."""
     chain = Chain(chain_builders(config.model), only=layers)
     degree = config.parallel.tensor_model_parallel_size
-    sharding = apply_plan(chain, plan_for(config.model), tensor_axis(degree), config.parallel.sequence_parallel)
+    sharding = apply_plan(
+        chain, plan_for(config.model), tensor_axis(degree), config.parallel.sequence_parallel
+    )
     return chain, set(sharding.slices)
 
 
@@ -120,6 +124,6 @@ def owned_elements(stage: StageParameters, layout: Layout) -> int:
 
 
 def gradient_width(config: Config) -> int:
-    """Bytes of a gradient element: `data_types.grad_accum_dtype` of the DeepSpeed config, or the weights' type."""
+    """Bytes of a gradient element: DeepSpeed's `data_types.grad_accum_dtype`, or the weights' type."""
     name = config.deepspeed.get("data_types", {}).get("grad_accum_dtype", config.train.precision)
     return DTYPES[name].itemsize

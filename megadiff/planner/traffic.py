@@ -1,11 +1,12 @@
 """Bytes that one training step moves, in closed form, by kind of operation and size of group.
 
-The payload of an operation is the whole tensor that it reduces, gathers, scatters or sends, on each rank that takes part (what
-crosses a link is (n - 1) / n of it for a gather or scatter in a ring of n, and twice that for a sum).
+The payload of an operation is the whole tensor that it reduces, gathers, scatters or sends, on each rank that
+takes part (what crosses a link is (n - 1) / n of it for a gather or scatter in a ring of n, and twice that
+for a sum).
 
-Left out, because they do not grow with the network: the sums of the loss and of the squared norm, the pipeline's broadcast
-of two loss values, ZeRO's overflow flag and norm (all at most `SCALAR_ELEMENTS` elements), and the shapes that a
-pipeline sends once, before its first step.
+Left out, because they do not grow with the network: the sums of the loss and of the squared norm, the
+pipeline's broadcast of two loss values, ZeRO's overflow flag and norm (all at most `SCALAR_ELEMENTS`
+elements), and the shapes that a pipeline sends once, before its first step.
 """
 
 from collections import Counter
@@ -24,8 +25,8 @@ Bytes = Counter[Transfer]
 def step_traffic(config: Config, layout: Layout, stage: int, parameters: StageParameters) -> Bytes:
     """The payload bytes of one optimizer step on a rank of a stage.
 
-    Exact without activation checkpointing, which repeats some of the forward collectives, and at ZeRO 3 where either all
-    parameters stay gathered between forward and backward or none does.
+    Exact without activation checkpointing, which repeats some of the forward collectives, and at ZeRO 3 where
+    either all parameters stay gathered between forward and backward or none does.
 
     Args:
         config: sizes of the network and precision.
@@ -51,7 +52,9 @@ def data_traffic(config: Config, layout: Layout, parameters: StageParameters) ->
         padded = width * layout.data * sum(-(-size // layout.data) for size in parameters.sizes)
         return Counter(
             {
-                Transfer("all_gather", layout.data): _gathers(config, parameters) * padded * layout.accumulation,
+                Transfer("all_gather", layout.data): _gathers(config, parameters)
+                * padded
+                * layout.accumulation,
                 Transfer("reduce_scatter", layout.data): padded * layout.accumulation,
             }
         )
@@ -65,9 +68,11 @@ def data_traffic(config: Config, layout: Layout, parameters: StageParameters) ->
 
 
 def _gathers(config: Config, parameters: StageParameters) -> int:
-    """How often ZeRO 3 gathers a parameter in a micro-batch: again for the backward pass unless all may stay."""
+    """How often ZeRO 3 gathers a parameter in a micro-batch: twice unless all may stay gathered."""
     zero = config.deepspeed.get("zero_optimization", {})
-    limits = [zero.get(key, _ZERO3_LIMIT) for key in ("stage3_max_live_parameters", "stage3_max_reuse_distance")]
+    limits = [
+        zero.get(key, _ZERO3_LIMIT) for key in ("stage3_max_live_parameters", "stage3_max_reuse_distance")
+    ]
     return 1 if parameters.total <= min(limits) else 2
 
 
@@ -94,8 +99,8 @@ def state_bytes(config: Config, layout: Layout, before: str) -> int:
 def tensor_traffic(config: Config, layout: Layout, stage: int) -> Bytes:
     """The collectives of tensor and sequence parallelism of one stage, for one micro-batch.
 
-    A block has two regions (attention and feed-forward), each with one collective on the tokens at its entrance and
-    one at its exit, forward or backward; and a modulation, whose 6 vectors are gathered.
+    A block has two regions (attention and feed-forward), each with one collective on the tokens at its
+    entrance and one at its exit, forward or backward; and a modulation, whose 6 vectors are gathered.
     """
     degree = layout.tensor
     if degree == 1:

@@ -1,0 +1,66 @@
+"""What `--dry-run` prints."""
+
+import pytest
+import torch.distributed as dist
+import yaml
+
+from megadiff.config.layout import resolve_layout
+from megadiff.config.load import load_config
+from megadiff.config.schema import Config
+from megadiff.engine.dry_run import describe, readable_bytes, table
+from megadiff.engine.optimizer import count_parameters
+from megadiff.models import chain_builders
+from megadiff.models.chain import Chain
+
+
+def large_config() -> Config:
+    settings = {
+        "model.preset": "DiT-XL/2",
+        "train.precision": "bf16",
+        "train.global_batch_size": 256,
+        "train.micro_batch_size": 8,
+        "data.name": "latents",
+        "data.path": "latents",
+        "parallel.tensor_model_parallel_size": 2,
+        "parallel.pipeline_model_parallel_size": 2,
+        "parallel.sequence_parallel": True,
+        "parallel.zero_stage": 1,
+    }
+    return load_config(None, settings)
+
+
+def test_it_names_every_factor_and_every_stage() -> None:
+    config = large_config()
+    text = describe(config, resolve_layout(config, 16))
+    assert "16 processes = 2 tensor x 2 pipeline x 4 data, ZeRO 1, sequence parallel" in text
+    assert "256 samples = 8 micro-batch x 8 accumulation x 4 data" in text
+    network = count_parameters(Chain(chain_builders(config.model)))
+    assert f"{network:,} in the whole network" in text
+    assert "embed ... blocks.13" in text and "blocks.14 ... head" in text
+    for kind in ("all_reduce", "all_gather", "reduce_scatter", "send", "recv"):
+        assert kind in text
+
+
+def test_it_begins_with_the_settings_as_yaml() -> None:
+    config = large_config()
+    first = describe(config, resolve_layout(config, 16)).split("\n\n")[0]
+    assert Config(**yaml.safe_load(first.replace("deepspeed: {}", ""))).parallel == config.parallel
+
+
+def test_it_needs_no_process_group_and_describes_one_process() -> None:
+    config = Config()
+    text = describe(config, resolve_layout(config, 1))
+    assert not dist.is_initialized()
+    assert "none" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (3 * 2**30, "3 GiB")]
+)
+def test_readable_bytes(size: int, text: str) -> None:
+    assert readable_bytes(size) == text
+
+
+def test_columns_line_up() -> None:
+    lines = table([("name", "size"), ("a", "5"), ("longer", "1,000")]).splitlines()
+    assert lines == ["name     size", "a           5", "longer  1,000"]
