@@ -213,11 +213,26 @@ def check_effect(config: Config) -> None:
             raise ConfigError(
                 f"DeepSpeed key zero_optimization.{name} has no effect without device; add device: cpu"
             )
+    _refuse_linear_in_place(config)
     if zero.get("overlap_comm") and config.parallel.pipeline_model_parallel_size > 1:
         raise ConfigError(
             "DeepSpeed key zero_optimization.overlap_comm = true has no effect with "
             "pipeline_model_parallel_size = "
             f"{config.parallel.pipeline_model_parallel_size}; remove it or use 1 stage"
+        )
+
+
+def _refuse_linear_in_place(config: Config) -> None:
+    """Refuse ZeRO-3's own linear layer where selective checkpointing keeps the outputs of matrix products.
+
+    `LinearFunctionForZeroStage3` adds the bias to the product in place, so the kept product holds the bias already and the
+    recomputation adds it again: wrong gradients (15 % in a trial) without any message.
+    """
+    zero = config.deepspeed.get("zero_optimization", {})
+    if zero.get("memory_efficient_linear") and config.train.activation_checkpointing == "selective":
+        raise ConfigError(
+            "DeepSpeed key zero_optimization.memory_efficient_linear = true gives wrong gradients with "
+            "train.activation_checkpointing = selective; remove it or use train.activation_checkpointing = full"
         )
 
 
@@ -242,6 +257,8 @@ def build_deepspeed_config(config: Config, layout: Layout) -> dict[str, Any]:
     if half:
         defaults = _FP16_SCALING if precision == "fp16" else {}
         result[precision] = {**defaults, **result.get(precision, {}), "enabled": True}
+    if layout.zero_stage == 3 and config.train.activation_checkpointing == "selective":
+        result["zero_optimization"]["memory_efficient_linear"] = False  # see _refuse_linear_in_place
     if "offload_optimizer" in result["zero_optimization"]:
         result["zero_force_ds_cpu_optimizer"] = False
     if layout.pipeline > 1:
