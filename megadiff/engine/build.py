@@ -11,7 +11,7 @@ from megadiff.diffusion.objective import DiffusionObjective
 from megadiff.diffusion.schedule import make_schedule
 from megadiff.dist.grid import Grid, make_grid
 from megadiff.dist.process import Process, quiet_stdout
-from megadiff.engine.clip import clip_gradients, global_norm
+from megadiff.engine.clip import average_gradients, clip_gradients, global_norm
 from megadiff.engine.engine import Engine
 from megadiff.engine.optimizer import make_optimizer
 from megadiff.engine.runners import PipelineLoss, PipelineRunner, Runner, WholeRunner
@@ -51,6 +51,8 @@ def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
     engine = Engine(config, layout, grid, stage, wrapped, objective, runner, shards, process.device)
     if layout.zero_stage == 0:
         _clip_before_step(engine, optimizer, stage)
+    if config.train.precision == "fp64":
+        wrapped.buffered_allreduce_fallback = lambda **_: average_gradients(stage.chain.parameters(), grid.data)
     return engine
 
 

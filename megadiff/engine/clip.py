@@ -1,4 +1,4 @@
-"""Global gradient norm and clipping where DeepSpeed has no sharded optimizer (ZeRO 0).
+"""Global gradient norm, clipping and float64 averaging where DeepSpeed has no sharded optimizer (ZeRO 0).
 
 DeepSpeed's own norm is wrong there on pipelines, so each logical parameter is counted once over the grid here.
 """
@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megadiff.dist.grid import Grid
+from megadiff.dist.grid import Axis, Grid
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_ and in DeepSpeed's sharded optimizers
 
@@ -40,3 +40,12 @@ def clip_gradients(parameters: list[nn.Parameter], norm: Tensor, limit: float) -
         return
     factor = (limit / (norm + _EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], factor)
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[nn.Parameter], data: Axis) -> None:
+    """Averages float64 gradients over the data ranks, which DeepSpeed refuses, or would do in float32."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            dist.all_reduce(parameter.grad, group=data.group)
+            parameter.grad /= data.degree

@@ -170,7 +170,8 @@ class Engine:
             counts = [self.objective.num_elements(micro.inputs.target, micro.mask) for micro in prepared]
             count = torch.stack(counts).sum()
             dist.all_reduce(count, group=self.grid.data.group)
-        return count.clamp(min=1)
+        # An integer tensor in a division would round its quotient to float32.
+        return count.clamp(min=1).to(torch.float64 if self.config.train.precision == "fp64" else torch.float32)
 
     def _mean_loss(self, part: Tensor) -> Tensor:
         """The global mean from the parts of all ranks; one rank of each tensor group of the last stage has a part."""
