@@ -1,4 +1,5 @@
-"""Defaults of the environment for every test, set before anything imports torch or DeepSpeed.
+"""Defaults of the environment for every test, set before anything imports torch or DeepSpeed; the pools of processes;
+the table of the parity matrix.
 
 Values that the caller has set win. Child processes (launchers, the pool of workers) inherit them.
 """
@@ -7,6 +8,11 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tests.parity.report import Matrix
 
 if "TORCH_EXTENSIONS_DIR" not in os.environ:
     # Private to this session: a killed build leaves a lock behind, on which the next one would wait forever.
@@ -24,3 +30,31 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")  # gloo, also on a machine with a
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # several ranks share the cores
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test downloads anything
 os.environ.setdefault("MPLBACKEND", "Agg")
+
+from tests.pool import WorkerPool  # noqa: E402  # imports torch, which reads the environment
+
+_MATRIX = pytest.StashKey[Matrix]()
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Mapping[int, WorkerPool]]:
+    """Pools of 1, 2 and 4 gloo processes, each started at its first job and ended with the session."""
+    made = {world_size: WorkerPool(world_size) for world_size in (1, 2, 4)}
+    yield made
+    for pool in made.values():
+        pool.stop()
+
+
+@pytest.fixture(scope="session")
+def parity_matrix(request: pytest.FixtureRequest) -> Matrix:
+    """Where the parity tests note their differences; printed at the end of the session."""
+    return request.config.stash.setdefault(_MATRIX, Matrix())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Prints the parity matrix among the results."""
+    matrix = config.stash.get(_MATRIX, None)
+    if matrix is not None and matrix.rows:
+        terminalreporter.section("parity with one process (largest relative differences)")
+        for line in matrix.lines():
+            terminalreporter.write_line(line)

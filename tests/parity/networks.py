@@ -1,0 +1,134 @@
+"""The tiny network of the parity tests, its values and its data: the same on every layout.
+
+adaLN-zero starts with zero gates and a zero head, so most gradients vanish at the start; here every parameter starts
+with a random value that depends on its name only.
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from megadiff.config.layout import Layout
+from megadiff.config.schema import (
+    Config,
+    EmaConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TrainConfig,
+)
+from megadiff.data.batch import Batch
+from megadiff.engine.engine import Engine
+
+GLOBAL_BATCH = 8
+DIT = ModelConfig(
+    hidden_size=32, num_heads=4, num_layers=4, input_size=8, patch_size=2, num_classes=10, qk_norm=True
+)
+# beta1 = 0 makes the first moment the very gradient of the last step, clipped as the optimizer saw it. eps stands above
+# the rounding noise of the gradients, so that no update depends on the sign of a gradient that is zero up to rounding.
+ADAMW = OptimizerConfig(
+    name="adamw", lr=2e-3, betas=(0.0, 0.99), eps=1e-4, weight_decay=0.1, clip_norm=1.0, warmup_steps=2
+)
+# The momentum's buffer is the very gradient after the first step.
+SGD = OptimizerConfig(name="sgd", lr=0.1, momentum=0.5, clip_norm=1.0, warmup_steps=2)
+OPTIMIZERS = {"adamw": ADAMW, "sgd": SGD}
+GRADIENT_KEYS = {
+    "adamw": "exp_avg",
+    "sgd": "momentum_buffer",
+}  # the optimizer's state that shows the gradient
+
+
+def parity_config(
+    tensor: int = 1,
+    pipeline: int = 1,
+    sequence_parallel: bool = False,
+    zero_stage: int = 0,
+    optimizer: str = "adamw",
+    precision: str = "fp32",
+    recompute: str = "none",
+    compile: bool = False,
+    accumulation: int = 2,
+    model: ModelConfig = DIT,
+) -> Config:
+    """A run of the tiny network on a layout; the data degree follows from the number of processes."""
+    return Config(
+        model=model,
+        train=TrainConfig(
+            steps=20,
+            global_batch_size=GLOBAL_BATCH,
+            gradient_accumulation_steps=accumulation,
+            precision=precision,
+            activation_checkpointing=recompute,
+            compile=compile,
+        ),
+        optimizer=OPTIMIZERS[optimizer],
+        ema=EmaConfig(decay=0.9),
+        parallel=ParallelConfig(
+            tensor_model_parallel_size=tensor,
+            pipeline_model_parallel_size=pipeline,
+            sequence_parallel=sequence_parallel,
+            zero_stage=zero_stage,
+        ),
+    )
+
+
+def seeded(*parts: object) -> torch.Generator:
+    """A CPU generator that is a function of the parts."""
+    digest = hashlib.sha256(repr(parts).encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def random_value(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """A value for a parameter that leaves no gradient zero: about unit gain for matrices, 0.2 for vectors."""
+    value = torch.randn(shape, generator=seeded("value", name), dtype=torch.float64)
+    if name.endswith("_norm.weight"):
+        return (1.0 + 0.2 * value).to(dtype)
+    fan_in = shape[1:].numel()
+    return (value * (1 / math.sqrt(fan_in) if len(shape) > 1 else 0.2)).to(dtype)
+
+
+def give_values(engine: Engine) -> None:
+    """Sets every parameter and its moving average to `random_value`, through the shards."""
+    shards = engine.shards
+    for shard in shards.all:
+        full = random_value(shard.name, shard.full_shape, shard.master.dtype)
+        box = full[tuple(slice(o, o + s) for o, s in zip(shard.offset, shard.size, strict=True))]
+        shard.master.copy_(box.reshape(-1)[shard.start : shard.stop])
+        engine.ema.values[shard.name].copy_(shard.master)
+    shards.publish({shard.name: shard.master for shard in shards.all})
+
+
+def global_batch(model: ModelConfig, step: int) -> Batch:
+    """The samples of one step over all ranks: random pictures and labels."""
+    generator = seeded("batch", step)
+    shape = (GLOBAL_BATCH, model.in_channels, model.input_size, model.input_size)
+    return Batch(
+        images=torch.rand(shape, generator=generator) * 2 - 1,
+        labels=torch.randint(model.num_classes, (GLOBAL_BATCH,), generator=generator),
+        sample_ids=torch.arange(GLOBAL_BATCH) + step * GLOBAL_BATCH,
+    )
+
+
+def cut(batch: Batch, start: int, stop: int) -> Batch:
+    """Samples `start` to `stop` of a batch."""
+    mask = None if batch.mask is None else batch.mask[start:stop]
+    return Batch(batch.images[start:stop], batch.labels[start:stop], batch.sample_ids[start:stop], mask)
+
+
+def micro_batches(batch: Batch, layout: Layout, data_index: int) -> list[Batch]:
+    """The part of a global batch that one data rank trains on."""
+    first = data_index * layout.micro_batch_size * layout.accumulation
+    size = layout.micro_batch_size
+    return [
+        cut(batch, start, start + size) for start in range(first, first + size * layout.accumulation, size)
+    ]
+
+
+def probe(config: Config) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs for a prediction: (x_t, t, labels) with an odd batch, one of them without a condition."""
+    model = config.model
+    x_t = torch.randn(3, model.in_channels, model.input_size, model.input_size, generator=seeded("probe"))
+    x_t = x_t.double() if config.train.precision == "fp64" else x_t
+    return x_t, torch.tensor([3, 500, 999]), torch.tensor([0, model.num_classes, 7])

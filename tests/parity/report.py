@@ -1,0 +1,31 @@
+"""The parity matrix as a table: network x layout, the largest relative difference of each compared quantity."""
+
+from collections.abc import Mapping
+
+_QUANTITIES = ("loss", "norm", "gradient", "weights", "average", "predict")
+
+
+class Matrix:
+    """Collects what the parity tests measured."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[str, str, str], dict[str, tuple[float, str]]] = {}
+
+    def record(
+        self, network: str, layout: str, precision: str, differences: Mapping[str, tuple[float, str]]
+    ) -> None:
+        """Adds a run; of several runs of one cell the largest difference counts."""
+        row = self.rows.setdefault((network, layout, precision), {})
+        for quantity, found in differences.items():
+            row[quantity] = max(row.get(quantity, found), found)
+
+    def lines(self) -> list[str]:
+        """The table, one line a layout."""
+        width = max((len(layout) for _, layout, _ in self.rows), default=0)
+        head = f"{'network':8} {'layout':{width}} {'dtype':5}" + "".join(f" {q:>9}" for q in _QUANTITIES)
+        lines = [head + "  largest gradient difference in"]
+        for (network, layout, precision), row in self.rows.items():
+            cells = "".join(f" {row[q][0]:9.1e}" if q in row else f" {'-':>9}" for q in _QUANTITIES)
+            where = row["gradient"][1] if "gradient" in row else ""
+            lines.append(f"{network:8} {layout:{width}} {precision:5}{cells}  {where}")
+        return lines
