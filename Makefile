@@ -41,7 +41,8 @@ demo: $(STAMP)  ## train, sample, judge and export a small DiT on two CPU ranks 
 	$(CPU_RUN) $(BIN)/python launch/demo.py --config launch/configs/dit_demo.yaml --run-dir runs/demo
 
 demo-long: $(STAMP)  ## the same at 32 pixels, for at most an hour: the picture in the README
-	$(CPU_RUN) $(BIN)/python launch/demo.py --config launch/configs/dit_demo_long.yaml --run-dir runs/demo_long
+	$(CPU_RUN) $(BIN)/python launch/demo.py --config launch/configs/dit_demo_long.yaml --run-dir runs/demo_long \
+		--tensor-model-parallel-size 1
 
 test: $(STAMP)  ## every test that is not slow
 	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)

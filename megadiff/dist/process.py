@@ -48,6 +48,9 @@ def start(timeout_seconds: int) -> Process:
     device = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
     if use_cuda:
         torch.cuda.set_device(device)
+    elif "OMP_NUM_THREADS" not in os.environ:  # thread pools as wide as the machine would fight over its cores
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_ranks))
     _init_deepspeed(use_cuda, timeout_seconds)
     return Process(torch_dist.get_rank(), torch_dist.get_world_size(), local_rank, device)
 

@@ -13,7 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from megadiff.config.schema import Config
-from megadiff.dist.devices import model_flops_utilisation
+from megadiff.dist.devices import device_name, model_flops_utilisation, peak_flops
 from megadiff.engine.engine import StepResult
 from megadiff.engine.run_folder import RunFolder
 from megadiff.models.flops import training_flops
@@ -23,10 +23,19 @@ from megadiff.sampling.images import grid, save_png
 class Monitor:
     """Shows a run; only rank 0 has one that writes, the others have `SilentMonitor`."""
 
-    def __init__(self, config: Config, folder: RunFolder, first_step: int, last_step: int, world_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        first_step: int,
+        last_step: int,
+        world_size: int,
+        device: torch.device,
+    ) -> None:
         self.config, self.folder, self.world_size, self.device = config, folder, world_size, device
         self.last_step = last_step
         self.flops_per_sample = training_flops(config.model)
+        self.peak = peak_flops(device_name(device), config.train.precision)
         self.pending: list[tuple[int, StepResult]] = []
         self.busy_seconds = 0.0
         self.started = 0.0
@@ -50,9 +59,7 @@ class Monitor:
 
     def _flush(self, last_loss: float) -> None:
         rate = len(self.pending) * self.config.train.global_batch_size / max(self.busy_seconds, 1e-9)
-        utilisation = model_flops_utilisation(
-            rate * self.flops_per_sample, self.device, self.config.train.precision, self.world_size
-        )
+        utilisation = model_flops_utilisation(rate, self.flops_per_sample, self.world_size, self.peak)
         common = {"samples_per_s": rate, "mfu": utilisation, "memory_bytes": memory_bytes(self.device)}
         for step, result in self.pending:
             values = {"loss": float(result.loss), "grad_norm": float(result.grad_norm), "lr": result.lr}
