@@ -6,6 +6,7 @@ with a random value that depends on its name only.
 
 import hashlib
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,3 +133,9 @@ def probe(config: Config) -> tuple[Tensor, Tensor, Tensor]:
     x_t = torch.randn(3, model.in_channels, model.input_size, model.input_size, generator=seeded("probe"))
     x_t = x_t.double() if config.train.precision == "fp64" else x_t
     return x_t, torch.tensor([3, 500, 999]), torch.tensor([0, model.num_classes, 7])
+
+
+def changed(config: Config, **sections: dict[str, Any]) -> Config:
+    """A copy of a config with some values of some sections replaced."""
+    values = {name: {**getattr(config, name).model_dump(), **new} for name, new in sections.items()}
+    return Config.model_validate({**config.model_dump(), **values})
