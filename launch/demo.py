@@ -25,7 +25,8 @@ def main(argv: Sequence[str]) -> None:
     arguments = _parser().parse_args(argv)
     run, config = arguments.run_dir, load_config(arguments.config)
     started = time.perf_counter()
-    launch(arguments.num_ranks, "pretrain.py", "--config", str(arguments.config), "--run-dir", str(run), *_layout(arguments))
+    settings = ["--config", str(arguments.config), "--run-dir", str(run), *_layout(arguments)]
+    launch(arguments.num_ranks, "pretrain.py", *settings)
     trained = time.perf_counter()
     samples = run / "demo_samples"
     launch(
@@ -39,7 +40,8 @@ def main(argv: Sequence[str]) -> None:
     print(f"tensorboard   tensorboard --logdir {run / 'tensorboard'}")
     print(f"checkpoint    {find_checkpoint(run)}")
     print(f"export        {exported}")
-    print(f"sample grid   {samples / 'grid.png'}  (rows: {', '.join(class_names(find_checkpoint(run), config.model.num_classes))})")
+    rows = ", ".join(class_names(find_checkpoint(run), config.model.num_classes))
+    print(f"sample grid   {samples / 'grid.png'}  (rows: {rows})")
 
 
 def _parser() -> argparse.ArgumentParser:

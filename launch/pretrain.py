@@ -23,6 +23,7 @@ def main(argv: Sequence[str]) -> None:
     if invocation.run_dir is None:
         raise ConfigError("--run-dir is missing; name the folder for log, pictures and checkpoints")
     run_dir: Path = invocation.run_dir
+    resolve_layout(invocation.config, launched_world_size())  # before torch is imported and processes meet
     from megadiff.dist import process
     from megadiff.engine.trainer import train
 

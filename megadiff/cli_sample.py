@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from megadiff.config.schema import Config
-from megadiff.dist.launcher import print_first
+from megadiff.dist.launcher import launched_world_size, print_first
 from megadiff.errors import ConfigError, DataError
 
 _EPILOG = """examples:
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="a run folder (its latest checkpoint) or a checkpoint folder")
-    add("--class", dest="classes", action="append", default=[], help="a class by name or number; repeatable; all by default")
+    add("--class", dest="classes", action="append", default=[], help="name or number; repeatable; default all")
     add("--num-images", type=int, default=4, help="images of each class (default 4)")
     add("--seed", type=int, default=0, help="image k of a seed is the same picture on any layout (default 0)")
     add("--output", type=Path, help="folder for the PNG files; default samples_seed_N beside the checkpoints")
@@ -96,7 +96,10 @@ def _settings(config: Config, arguments: argparse.Namespace) -> Config:
         "sequence_parallel": arguments.sequence_parallel,
     }
     # The batch triple and the optimizer's sharding belong to training, and may not fit this number of processes.
-    values["train"] |= {"micro_batch_size": 1, "gradient_accumulation_steps": 1, "precision": "fp32"}
+    ranks = arguments.tensor_model_parallel_size * arguments.pipeline_model_parallel_size
+    triple = {"micro_batch_size": 1, "gradient_accumulation_steps": 1}
+    values["train"] |= {**triple, "global_batch_size": max(1, launched_world_size() // max(1, ranks))}
+    values["train"]["precision"] = "fp32"
     values["train"]["activation_checkpointing"] = "none"
     values["deepspeed"] = {}
     return config_from_dict(values, "the checkpoint with the command line")
@@ -131,8 +134,8 @@ def _write(images: Any, names: Sequence[str], arguments: argparse.Namespace) -> 
 
     if images.shape[1] not in (1, 3):
         raise DataError(
-            f"the network makes latents of {images.shape[1]} channels, which are no pictures; decode them with the VAE that "
-            "they were stored with"
+            f"the network makes latents of {images.shape[1]} channels, which are no pictures; decode them with the VAE "
+            "that they were stored with"
         )
     root: Path = arguments.checkpoint
     folder = arguments.output or root / f"samples_seed_{arguments.seed}"

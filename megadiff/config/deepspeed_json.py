@@ -225,8 +225,8 @@ def check_effect(config: Config) -> None:
 def _refuse_linear_in_place(config: Config) -> None:
     """Refuse ZeRO-3's own linear layer where selective checkpointing keeps the outputs of matrix products.
 
-    `LinearFunctionForZeroStage3` adds the bias to the product in place, so the kept product holds the bias already and the
-    recomputation adds it again: wrong gradients (15 % in a trial) without any message.
+    `LinearFunctionForZeroStage3` adds the bias to the product in place, so the kept product holds the bias already and
+    the recomputation adds it again: wrong gradients (15 % in a trial) without any message.
     """
     zero = config.deepspeed.get("zero_optimization", {})
     if zero.get("memory_efficient_linear") and config.train.activation_checkpointing == "selective":
@@ -239,7 +239,7 @@ def _refuse_linear_in_place(config: Config) -> None:
 def build_deepspeed_config(config: Config, layout: Layout) -> dict[str, Any]:
     """Build the complete dict for `deepspeed.initialize(config=...)`; DeepSpeed derives nothing itself.
 
-    `gradient_clipping` is 0 at ZeRO 0 without half precision: the engine clips there by itself, because
+    `gradient_clipping` is 0 at ZeRO 0 (which has no half precision): the engine clips there by itself, because
     DeepSpeed's norm is wrong on pipelines (design.md section 5).
     """
     precision = config.train.precision
@@ -250,13 +250,15 @@ def build_deepspeed_config(config: Config, layout: Layout) -> dict[str, Any]:
         "train_batch_size": layout.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.accumulation,
-        "gradient_clipping": config.optimizer.clip_norm if layout.zero_stage >= 1 or half else 0.0,
+        "gradient_clipping": config.optimizer.clip_norm if layout.zero_stage >= 1 else 0.0,
         "zero_allow_untested_optimizer": True,
     }
     result["zero_optimization"] = {**result.get("zero_optimization", {}), "stage": layout.zero_stage}
     if half:
         defaults = _FP16_SCALING if precision == "fp16" else {}
         result[precision] = {**defaults, **result.get(precision, {}), "enabled": True}
+    if precision == "bf16":  # eight bits of mantissa lose small gradients when many micro-batches are added up
+        result["data_types"] = {"grad_accum_dtype": "fp32", **result.get("data_types", {})}
     if layout.zero_stage == 3 and config.train.activation_checkpointing == "selective":
         result["zero_optimization"]["memory_efficient_linear"] = False  # see _refuse_linear_in_place
     if "offload_optimizer" in result["zero_optimization"]:

@@ -172,7 +172,9 @@ def _complete(values: dict[str, Any], sources: Mapping[str, str], source: str) -
         values = {**values, "model": {**preset_values(model["preset"]), **model}}
     parallel = values.get("parallel", {})
     if parallel.get("zero_stage") is None:
-        values = {**values, "parallel": {**parallel, "zero_stage": 0}}
+        # Half precision needs the float32 masters of a sharded optimizer; stage 1 costs nothing on one rank.
+        half = values.get("train", {}).get("precision") in ("bf16", "fp16")
+        values = {**values, "parallel": {**parallel, "zero_stage": int(half)}}
     try:
         config = Config(**values)
     except ValidationError as error:

@@ -71,7 +71,7 @@ class SamplingConfig(Section):
 
 
 class DataConfig(Section):
-    """Where the pictures come from. The picture size is `model.input_size`. `balanced` shows all classes equally often."""
+    """Where the pictures come from; their size is `model.input_size`. `balanced` shows all classes equally often."""
 
     name: Literal["emoji", "fashion_mnist", "image_folder", "latents", "ids"] = "emoji"
     path: str | None = None

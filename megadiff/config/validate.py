@@ -122,6 +122,14 @@ def _float64_needs_zero_0(config: Config) -> None:
         )
 
 
+def _half_needs_masters(config: Config) -> None:
+    if config.train.precision in ("bf16", "fp16") and config.parallel.zero_stage == 0:
+        raise ConfigError(
+            f"train.precision = {config.train.precision} keeps its float32 master weights in the sharded optimizer, "
+            "but parallel.zero_stage = 0; use zero_stage = 1 (the same on one rank) or more"
+        )
+
+
 def _flash_needs_half(config: Config) -> None:
     backend, precision = config.train.attention_backend, config.train.precision
     if backend in ("flash", "flash_attn") and precision not in ("bf16", "fp16"):
@@ -283,6 +291,7 @@ PARALLEL_CHECKS: tuple[Check, ...] = (
     _partition_covers_chain,
     _pipeline_zero_stage,
     _float64_needs_zero_0,
+    _half_needs_masters,
 )
 
 CHECKS: tuple[Check, ...] = (

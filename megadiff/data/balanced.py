@@ -9,7 +9,7 @@ from megadiff.errors import DataError
 class BalancedDataset:
     """A view of a data set in which each class has as many entries as the largest one.
 
-    Entry i of a class with q pictures is its picture i modulo q, so an epoch of the view shows each of them nearly equally often.
+    Entry i of a class with q pictures is its picture i modulo q, so an epoch shows each of them nearly equally often.
     """
 
     def __init__(self, dataset: Dataset) -> None:

@@ -9,7 +9,7 @@ from megadiff.config.layout import Layout
 from megadiff.config.schema import Config
 from megadiff.diffusion.objective import DiffusionObjective
 from megadiff.diffusion.schedule import make_schedule
-from megadiff.dist.grid import Grid, make_grid
+from megadiff.dist.grid import make_grid
 from megadiff.dist.process import Process, quiet_stdout
 from megadiff.engine.clip import average_gradients, clip_gradients, global_norm
 from megadiff.engine.engine import Engine
@@ -75,7 +75,7 @@ def check_device(config: Config, process: Process) -> None:
 
 
 def _clip_before_step(engine: Engine, optimizer: torch.optim.Optimizer, stage: Stage) -> None:
-    """At ZeRO 0 the gradients are whole when the optimizer steps: measure and clip them there, on every layout alike."""
+    """At ZeRO 0 the gradients are whole when the optimizer steps: measures and clips them there, on every layout."""
     parameters = list(stage.chain.parameters())
 
     def clip(*_: object) -> None:

@@ -145,7 +145,8 @@ def _check_kinds(engine: Engine, reader: CheckpointReader, keys: tuple[str, ...]
     kinds = reader.kinds()
     if engine.ema is not None and "ema" not in kinds:
         raise CheckpointError(
-            f"{reader.folder} holds no moving average but ema.enabled is true; set --ema.enabled false to go on without one"
+            f"{reader.folder} holds no moving average but ema.enabled is true; set --ema.enabled false to go on "
+            "without one"
         )
     missing = [key for key in keys if f"optimizer.{key}" not in kinds]
     if missing and reader.index.counters["optimizer_steps"] > 0:
@@ -167,6 +168,6 @@ def _check_fingerprint(reader: CheckpointReader, fingerprint: str) -> None:
     stored = reader.index.data_fingerprint
     if stored and stored != fingerprint:
         raise CheckpointError(
-            f"{reader.folder} was trained on other data (fingerprint {stored[:12]}, now {fingerprint[:12]}); point data.path "
-            "at the same data or start a new --run-dir"
+            f"{reader.folder} was trained on other data (fingerprint {stored[:12]}, now {fingerprint[:12]}); point "
+            "data.path at the same data or start a new --run-dir"
         )

@@ -11,7 +11,9 @@ from megadiff.sampling.generate import ImageRequest, generate
 from megadiff.sampling.guidance import Predict
 
 
-def generate_on_grid(request: ImageRequest, config: Config, predict: Predict, device: torch.device, data: Axis) -> Tensor:
+def generate_on_grid(
+    request: ImageRequest, config: Config, predict: Predict, device: torch.device, data: Axis
+) -> Tensor:
     """Makes the images of a request on the ranks of a data axis; (N, C, H, W) on each; a collective call."""
 
     def join(part: Tensor) -> Tensor:
@@ -25,7 +27,7 @@ def generate_on_grid(request: ImageRequest, config: Config, predict: Predict, de
 
 
 def class_grid(engine: Engine, per_class: int) -> Tensor:
-    """`per_class` images of every class in turn from the averaged weights, always of the same noise; a collective call."""
+    """`per_class` images of each class in turn from the averaged weights, always of the same noise; collective."""
     classes = engine.config.model.num_classes
     labels = [label for label in range(classes) for _ in range(per_class)]
     request = ImageRequest(labels, range(len(labels)), seed=engine.config.train.seed)

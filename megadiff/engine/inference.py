@@ -1,4 +1,4 @@
-"""A trained network for sampling, without an optimizer: this rank's part of it, read from a checkpoint of any layout."""
+"""A trained network for sampling, without an optimizer: this rank's part of it, from a checkpoint of any layout."""
 
 from pathlib import Path
 from typing import Literal

@@ -86,8 +86,8 @@ class Monitor:
         left = (self.last_step - step) * self.config.train.global_batch_size / rate
         mfu = "n/a" if utilisation is None else f"{utilisation:.1%}"
         print(
-            f"step {step}/{self.last_step}  loss {loss:.4f}  grad_norm {float(result.grad_norm):.3f}  lr {result.lr:.2e}  "
-            f"{rate:.1f} images/s  mfu {mfu}  left {_duration(left)}",
+            f"step {step}/{self.last_step}  loss {loss:.4f}  grad_norm {float(result.grad_norm):.3f}  "
+            f"lr {result.lr:.2e}  {rate:.1f} images/s  mfu {mfu}  left {_duration(left)}",
             flush=True,
         )
 

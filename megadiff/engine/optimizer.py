@@ -22,8 +22,8 @@ def state_keys(config: OptimizerConfig) -> tuple[str, ...]:
 def make_optimizer(config: OptimizerConfig, chain: Chain) -> torch.optim.Optimizer:
     """The optimizer over this rank's parameters.
 
-    Weight decay applies to matrices and convolutions, not to biases, norms and the label table. The learning rate starts at
-    zero; `set_learning_rate` sets it before every step.
+    Weight decay applies to matrices and convolutions, not to biases, norms and the label table. The learning rate
+    starts at zero; `set_learning_rate` sets it before every step.
     """
     decayed = [p for name, p in chain.named_parameters() if p.dim() >= 2 and name != "embed.label.weight"]
     taken = {id(p) for p in decayed}

@@ -32,7 +32,7 @@ class RunFolder:
         return self.path / "tensorboard"
 
     def prepare(self, config: Config, class_names: tuple[str, ...], steps_done: int) -> None:
-        """Writes the settings and class names, and cuts the log back to the steps that a resumed run has; one rank calls it."""
+        """Writes settings and class names, and cuts the log back to the steps that a resumed run has; on one rank."""
         self.path.mkdir(parents=True, exist_ok=True)
         (self.path / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
         names = json.dumps(list(class_names), ensure_ascii=False)

@@ -31,8 +31,8 @@ class Runner(Protocol):
 
         Args:
             micro_batches: as many as the accumulation; empty on stages that read no data.
-            loss_scale: factor on each micro-batch's loss sum, so that DeepSpeed's mean over micro-batches and data ranks is the
-                mean over the elements of the global batch.
+            loss_scale: factor on each micro-batch's loss sum, so that DeepSpeed's mean over micro-batches and data
+                ranks is the mean over the elements of the global batch.
 
         Returns:
             The sum over micro-batches of the unscaled loss sums, detached; zero on ranks that compute no loss.

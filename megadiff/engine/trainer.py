@@ -107,8 +107,8 @@ def _tell_start(
     layout = engine.layout
     monitor.tell(
         f"layout: tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}, zero {layout.zero_stage}; "
-        f"global batch {layout.global_batch_size} = micro {layout.micro_batch_size} x accumulation {layout.accumulation} "
-        f"x data {layout.data}"
+        f"global batch {layout.global_batch_size} = micro {layout.micro_batch_size} x accumulation "
+        f"{layout.accumulation} x data {layout.data}"
     )
     if start is not None:
         monitor.tell(f"resumed from {start} at step {engine.steps}")

@@ -1,7 +1,7 @@
 """Can a simple classifier, fitted on real pictures, tell the classes of the samples? Needs the extra `demo`.
 
-A logistic regression on pixels, with balanced class weights. A sample is recognised as well as a real picture when its balanced
-accuracy on samples comes near that on real pictures which were held out.
+A logistic regression on pixels, with balanced class weights. Samples are as recognisable as real pictures when its
+balanced accuracy on them comes near that on real pictures which were held out.
 """
 
 from collections.abc import Sequence

@@ -38,8 +38,8 @@ class Chain(nn.Module):
     Attributes:
         layer_names: the names that are built here, in order.
         dropout_seeds: one integer a forward pass, set by whoever runs a network that has dropout. Each layer then
-            seeds its masks from that integer and its own global position, so that a pipeline stage or a recomputation draws
-            the masks that the whole chain would have drawn. None leaves torch's generator alone.
+            seeds its masks from that integer and its own global position, so that a pipeline stage or a recomputation
+            draws the masks that the whole chain would have drawn. None leaves torch's generator alone.
     """
 
     def __init__(self, builders: Mapping[str, Builder], only: Collection[str] | None = None) -> None:

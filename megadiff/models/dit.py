@@ -1,7 +1,7 @@
 """DiT: the class-conditional diffusion transformer with adaLN-zero (Peebles & Xie 2022, arXiv 2212.09748).
 
-State between layers: (tokens (B, N, D), condition (B, D)). Input: (x_t (B, C, H, W), t (B,) int64, labels (B,) int64); label
-`num_classes` means "no condition". Output: (B, C or 2 C, H, W).
+State between layers: (tokens (B, N, D), condition (B, D)). Input: (x_t (B, C, H, W), t (B,) int64, labels (B,) int64);
+label `num_classes` means "no condition". Output: (B, C or 2 C, H, W).
 """
 
 import torch

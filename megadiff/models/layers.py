@@ -135,8 +135,8 @@ class FeedForward(nn.Module):
 class TimeEmbedding(nn.Module):
     """Sinusoidal features of the timestep through a two-layer MLP, (B,) -> (B, D).
 
-    Frequencies are 10000^(-i / (n - freq_shift)) for i < n = num_features / 2, cosines first (DDPM, Ho et al. 2020). Published
-    DiT weights use freq_shift 0, diffusers' DiT uses 1.
+    Frequencies are 10000^(-i / (n - freq_shift)) for i < n = num_features / 2, cosines first (DDPM, Ho et al. 2020).
+    Published DiT weights use freq_shift 0, diffusers' DiT uses 1.
     """
 
     def __init__(self, dim: int, freq_shift: int, num_features: int = 256) -> None:

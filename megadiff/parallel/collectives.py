@@ -4,10 +4,11 @@ Megatron-LM (Shoeybi et al. 2019; Korthikanti et al. 2022) calls the pair around
 function here is one of those, named after what it does forward. Token tensors are (B, N, ...), sharded on dim 1.
 """
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from megadiff.dist.grid import Axis
 
@@ -43,77 +44,77 @@ def own_part(x: Tensor, axis: Axis, dim: int) -> Tensor:
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_reduce(grad, ctx.axis), None
 
 
 class _Reduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         return all_reduce(x, axis)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 
 class _GatherTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
         return all_gather(x, axis, TOKEN_DIM)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return reduce_scatter(grad, ctx.axis, TOKEN_DIM), None
 
 
 class _ReduceScatterTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
         return reduce_scatter(x, axis, TOKEN_DIM)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_gather(grad, ctx.axis, TOKEN_DIM), None
 
 
 class _SplitTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
         return own_part(x, axis, TOKEN_DIM)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return all_gather(grad, ctx.axis, TOKEN_DIM), None
 
 
 class _JoinTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, axis: Axis) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
         return all_gather(x, axis, TOKEN_DIM)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return own_part(grad, ctx.axis, TOKEN_DIM), None
 
 
 class _JoinColumns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, axis: Axis, partial_gradient: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axis: Axis, partial_gradient: bool) -> Tensor:
         ctx.axis, ctx.partial_gradient = axis, partial_gradient
         return all_gather(x, axis, -1)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         part = reduce_scatter if ctx.partial_gradient else own_part
         return part(grad, ctx.axis, -1), None, None
 

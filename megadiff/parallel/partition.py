@@ -1,7 +1,7 @@
 """Which layers each pipeline stage builds: contiguous, complete, disjoint, and as even in cost as possible."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from megadiff.errors import PlanError
 
@@ -24,10 +24,11 @@ def partition_layers(costs: Mapping[str, int], num_stages: int, counts: Sequence
         )
     if counts and (len(counts) != num_stages or sum(counts) != len(names) or min(counts) < 1):
         raise PlanError(
-            f"parallel.partition = {list(counts)} must name {num_stages} positive counts that add up to {len(names)} layers"
+            f"parallel.partition = {list(counts)} must name {num_stages} positive counts that add up to {len(names)} "
+            "layers"
         )
     cuts = [0, *accumulate(counts)] if counts else _even_cuts(list(costs.values()), num_stages)
-    return [tuple(names[start:stop]) for start, stop in zip(cuts, cuts[1:], strict=False)]
+    return [tuple(names[start:stop]) for start, stop in pairwise(cuts)]
 
 
 def _even_cuts(costs: Sequence[int], num_stages: int) -> list[int]:

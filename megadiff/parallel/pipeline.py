@@ -11,7 +11,6 @@ from deepspeed.pipe import LayerSpec, PipelineModule
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from megadiff.dist.grid import Grid
 from megadiff.dist.process import quiet_stdout
@@ -58,12 +57,12 @@ class _Join(torch.autograd.Function):
     """A zero whose gradient hands each of several tensors the gradient that was received for it."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, grads: tuple[Tensor, ...], *outputs: Tensor) -> Tensor:
+    def forward(ctx: Any, grads: tuple[Tensor, ...], *outputs: Tensor) -> Tensor:
         ctx.grads = grads
         return outputs[0].new_zeros(())
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         return None, *ctx.grads
 
 

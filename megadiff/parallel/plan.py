@@ -30,7 +30,7 @@ class Plan:
             features and sums the outputs; `joined_column` shards the output features and joins them again.
         regions: modules whose input enters a tensor-parallel region and whose output a `row` module sums.
         replicated: parameters that every rank holds and whose gradient is complete on every rank.
-        partial: parameters that every rank holds although each sees only its shard of heads, so that gradients are summed.
+        partial: parameters that every rank holds although each sees only its heads, so that gradients are summed.
         sharded_dropout: dropouts whose input differs between tensor ranks.
         token_dropout: dropouts whose input differs between tensor ranks under sequence parallelism only.
         first_sharded, first_joined: layers between which tokens are sharded under sequence parallelism.
@@ -83,7 +83,7 @@ class Sharding:
 
 
 class RowLinear(nn.Module):
-    """A linear layer of which each rank holds some input features; the partial outputs are summed, then the bias added."""
+    """A linear layer of which each rank holds some input features; partial outputs are summed, then the bias added."""
 
     def __init__(self, in_features: int, out_features: int, has_bias: bool, axis: Axis, sequence: bool) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ class Shard:
         offset, size: the box that this rank's tensor-parallel slice is of the full parameter.
         start, stop: the flat range of the box that this rank owns; empty where ZeRO gave it to others.
         master: the owned values, 1-D, float32 or float64; writing into it is what an optimizer step does.
-        flat: the tensor that the optimizer steps, which holds `master` from `flat_start` on; None where nothing is owned.
+        flat: the tensor that the optimizer steps, which holds `master` from `flat_start` on; None if nothing is owned.
         is_copy: True where another rank owns the same values, so that a checkpoint needs them from one of both.
     """
 
@@ -53,7 +53,9 @@ class Shard:
 class Shards:
     """All shards of this rank under one DeepSpeed engine."""
 
-    def __init__(self, engine: deepspeed.DeepSpeedEngine, chain: Chain, sharding: Sharding, grid: Grid, zero: int) -> None:
+    def __init__(
+        self, engine: deepspeed.DeepSpeedEngine, chain: Chain, sharding: Sharding, grid: Grid, zero: int
+    ) -> None:
         """Reads where DeepSpeed keeps what.
 
         Args:

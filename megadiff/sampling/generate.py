@@ -43,8 +43,8 @@ def generate(
 ) -> Tensor:
     """Samples with the solver of `config.sampling`.
 
-    All ranks make the same number of images, because a sharded network needs all of them at every call; the last image is
-    repeated where the number does not divide, and the surplus is dropped.
+    All ranks make the same number of images, because a sharded network needs all of them at every call; the last image
+    is repeated where the number does not divide, and the surplus is dropped.
 
     Args:
         request: which images.
