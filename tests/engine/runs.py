@@ -1,4 +1,4 @@
-"""Tiny runs through the real trainer, for the tests of this folder: settings, the job for the pool, what it reports."""
+"""Tiny runs through the real trainer: settings, the job for the pool, and what it reports."""
 
 import contextlib
 import io
@@ -107,9 +107,7 @@ class _Recorder:
         return recorded
 
 
-def train_run(
-    config: Config, run_dir: Path, resume: str | None = None, crash_after: int | None = None
-) -> RunReport:
+def train_run(config: Config, run_dir: Path, resume: str | None = None, crash_after: int | None = None) -> RunReport:
     """Trains and records; the job for the pool.
 
     Args:
@@ -158,11 +156,7 @@ def stored(folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of a checkpoint, whole, by `kind/name`."""
     with CheckpointReader(folder) as reader:
         reader.verify()
-        return {
-            f"{kind}/{name}": reader.read(kind, name)
-            for kind in reader.kinds()
-            for name in reader.names(kind)
-        }
+        return {f"{kind}/{name}": reader.read(kind, name) for kind in reader.kinds() for name in reader.names(kind)}
 
 
 def counters(folder: Path) -> dict[str, float]:

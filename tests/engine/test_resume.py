@@ -111,7 +111,7 @@ def test_b20_a_finished_run_is_not_trained_further(pools: Pools, tmp_path: Path)
 def test_b18_the_rate_in_the_optimizer_equals_the_straight_run(
     pools: Pools, tmp_path: Path, zero_stage: int
 ) -> None:
-    """Rate and weight decay, read where the optimizer steps; 7 lies inside the warm-up of 8 steps, 13 after it."""
+    """Rate and weight decay where the optimizer steps; 7 lies inside the warm-up of 8 steps, 13 after it."""
     settings = {"parallel__zero_stage": zero_stage}
     (straight,) = train_in_parts(pools[1], tmp_path / "straight", (20,), **settings)
     calls_a_step = len(straight.rates) // 20
@@ -153,7 +153,7 @@ def test_a_crash_leaves_a_log_that_the_resume_repairs(pools: Pools, tmp_path: Pa
 
 
 def test_another_run_folder_starts_from_a_checkpoint(pools: Pools, tmp_path: Path) -> None:
-    """`--resume OTHER` leaves the other folder alone; the second start goes on from the folder's own checkpoints."""
+    """`--resume OTHER` leaves the other folder alone; the second start goes on from its own checkpoints."""
     train_well(pools[1], tiny_config(train__stop_at_step=5), tmp_path / "old")
     resume = str(tmp_path / "old")
     train_well(pools[1], tiny_config(train__stop_at_step=10), tmp_path / "new", resume=resume)

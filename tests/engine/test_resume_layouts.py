@@ -1,0 +1,151 @@
+"""B22: a checkpoint of any layout continues on any other one, as if nothing had happened."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.engine.layout_jobs import (
+    NEXT_STEPS,
+    SAVED_STEPS,
+    RankState,
+    load_and_go_on,
+    odd_config,
+    save_and_go_on,
+)
+from tests.engine.runs import RUN_SECONDS, checkpoint, stored
+from tests.parity.layouts import Layout
+from tests.parity.networks import GLOBAL_BATCH
+from tests.parity.outcome import assemble, relative
+from tests.pool import WorkerPool
+
+LAYOUTS = {
+    layout.name: layout
+    for layout in (
+        Layout("1 process", 1),
+        Layout("dp2 zero1", 2, {"zero_stage": 1}),
+        Layout("dp2 zero2", 2, {"zero_stage": 2}),
+        Layout("dp2 zero3", 2, {"zero_stage": 3}),
+        Layout("tp2", 2, {"tensor": 2}),
+        Layout("pp2", 2, {"pipeline": 2}),
+        Layout("tp2+sp x pp2", 4, {"tensor": 2, "pipeline": 2, "sequence_parallel": True}),
+    )
+}
+FAST_PAIRS = (
+    ("dp2 zero1", "1 process"),
+    ("1 process", "dp2 zero2"),
+    ("tp2", "pp2"),
+    ("dp2 zero3", "tp2"),
+    ("pp2", "dp2 zero1"),
+)
+EXACT = [name for name, layout in LAYOUTS.items() if "zero_stage" not in layout.settings]
+# float64 differs by the order of additions only; ZeRO's master weights are float32.
+LIMITS = {"fp32": 1e-5, "fp64": 1e-10}
+COUNTERS = (SAVED_STEPS, SAVED_STEPS * GLOBAL_BATCH, 0, SAVED_STEPS)
+
+Saved = dict[tuple[str, str], tuple[Path, list[RankState]]]
+
+
+@pytest.fixture(scope="module")
+def saved() -> Saved:
+    """The uninterrupted runs that were trained so far, by layout and precision."""
+    return {}
+
+
+def uninterrupted(
+    pools: Mapping[int, WorkerPool], saved: Saved, factory: pytest.TempPathFactory, name: str, precision: str
+) -> tuple[Path, list[RankState]]:
+    """The checkpoint that a layout wrote, and how that run went on."""
+    if (name, precision) not in saved:
+        layout, run_dir = LAYOUTS[name], factory.mktemp("run")
+        config = odd_config(precision, **layout.settings)
+        root = run_dir / "checkpoints"
+        states = pools[layout.world_size].run(save_and_go_on, RUN_SECONDS, config=config, root=root)
+        saved[name, precision] = (checkpoint(run_dir, SAVED_STEPS), states)
+    return saved[name, precision]
+
+
+def check(
+    pools: Mapping[int, WorkerPool],
+    saved: Saved,
+    factory: pytest.TempPathFactory,
+    source: str,
+    target: str,
+    precision: str,
+) -> None:
+    """Saves on one layout, loads on the other."""
+    folder, before = uninterrupted(pools, saved, factory, source, precision)
+    layout = LAYOUTS[target]
+    config = odd_config(precision, **layout.settings)
+    after = pools[layout.world_size].run(load_and_go_on, RUN_SECONDS, config=config, folder=folder)
+    expected, on_disk, found = whole(before), stored(folder), whole(after)
+    assert expected.keys() == on_disk.keys() == found.keys()
+    for name, value in expected.items():
+        assert torch.equal(on_disk[name], value), f"{name} was not saved as it was"
+        assert torch.equal(found[name], value), f"{name} was not loaded as it was saved"
+    for state in before + after:
+        assert state.counters == COUNTERS
+        assert state.optimizer_steps <= {float(SAVED_STEPS)}
+        assert len(state.losses) == NEXT_STEPS
+        assert relative(state.losses, before[0].losses) < LIMITS[precision]
+
+
+def whole(states: list[RankState]) -> dict[str, torch.Tensor]:
+    """Every tensor put together from the parts of all ranks, by `kind/name`."""
+    return {
+        f"{kind}/{name}": value
+        for kind in states[0].pieces
+        for name, value in assemble([piece for state in states for piece in state.pieces[kind]]).items()
+    }
+
+
+@pytest.mark.parametrize(("source", "target"), FAST_PAIRS)
+def test_b22_some_pairs(
+    pools: Mapping[int, WorkerPool],
+    saved: Saved,
+    tmp_path_factory: pytest.TempPathFactory,
+    source: str,
+    target: str,
+) -> None:
+    check(pools, saved, tmp_path_factory, source, target, "fp32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", LAYOUTS)
+@pytest.mark.parametrize("target", LAYOUTS)
+def test_b22_every_pair(
+    pools: Mapping[int, WorkerPool],
+    saved: Saved,
+    tmp_path_factory: pytest.TempPathFactory,
+    source: str,
+    target: str,
+) -> None:
+    check(pools, saved, tmp_path_factory, source, target, "fp32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", EXACT)
+@pytest.mark.parametrize("target", EXACT)
+def test_b22_every_pair_in_float64(
+    pools: Mapping[int, WorkerPool],
+    saved: Saved,
+    tmp_path_factory: pytest.TempPathFactory,
+    source: str,
+    target: str,
+) -> None:
+    check(pools, saved, tmp_path_factory, source, target, "fp64")
+
+
+def test_the_network_has_sizes_that_two_ranks_cannot_share(
+    pools: Mapping[int, WorkerPool], saved: Saved, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Otherwise the pairs above would prove nothing about padding and uneven ranges."""
+    folder, states = uninterrupted(pools, saved, tmp_path_factory, "dp2 zero1", "fp32")
+    sizes = {value.numel() for name, value in stored(folder).items() if name.startswith("model/")}
+    assert any(size % 2 for size in sizes)
+    shares = [sum(p.values.numel() for p in state.pieces["model"]) for state in states]
+    assert all(0 < share < sum(shares) for share in shares)
+    ranges = [p for state in states for p in state.pieces["model"]]
+    is_cut = [piece.values.numel() < torch.Size(piece.size).numel() for piece in ranges]
+    assert any(is_cut), "every tensor lies whole on one rank"
