@@ -38,6 +38,7 @@ def main(argv: Sequence[str]) -> None:
     folder = find_checkpoint(arguments.checkpoint)
     with CheckpointReader(folder) as reader:
         config = _settings(reader.config(), arguments)
+    _check_pictures(config)
     names = class_names(folder, config.model.num_classes)
     chosen = [_class_number(text, names) for text in arguments.classes] or list(range(len(names)))
     labels = [label for label in chosen for _ in range(arguments.num_images)]
@@ -80,6 +81,15 @@ def _check(arguments: argparse.Namespace) -> None:
         if getattr(arguments, name) < 1:
             flag = "--" + name.replace("_", "-")
             raise ConfigError(f"{flag} = {getattr(arguments, name)} is not positive; use 1 or more")
+
+
+def _check_pictures(config: Config) -> None:
+    """Refuses latents before they are made, on every rank alike."""
+    if config.model.in_channels not in (1, 3):
+        raise DataError(
+            f"the network makes latents of {config.model.in_channels} channels, which are no pictures; decode them with "
+            "the VAE that they were stored with"
+        )
 
 
 def _settings(config: Config, arguments: argparse.Namespace) -> Config:
@@ -132,11 +142,6 @@ def _class_number(text: str, names: Sequence[str]) -> int:
 def _write(images: Any, names: Sequence[str], arguments: argparse.Namespace) -> None:
     from megadiff.sampling.images import grid, save_png
 
-    if images.shape[1] not in (1, 3):
-        raise DataError(
-            f"the network makes latents of {images.shape[1]} channels, which are no pictures; decode them with the VAE "
-            "that they were stored with"
-        )
     root: Path = arguments.checkpoint
     folder = arguments.output or root / f"samples_seed_{arguments.seed}"
     for index, (image, name) in enumerate(zip(images, names, strict=True)):
