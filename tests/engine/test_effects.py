@@ -1,0 +1,388 @@
+"""B34 (b): every setting changes what is built or done, or is refused; a setting without a row here fails the test.
+
+A row says which probe looks for the effect. Each probe builds a real part of a run and describes it as plain values.
+"""
+
+import contextlib
+import copy
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from launch import pretrain
+from megadiff.checkpoint import CheckpointReader
+from megadiff.config.deepspeed_json import build_deepspeed_config
+from megadiff.config.keys import FIELDS
+from megadiff.config.layout import resolve_layout
+from megadiff.config.load import load_config, to_yaml
+from megadiff.config.schema import Config
+from megadiff.data import open_dataset
+from megadiff.dist import process
+from megadiff.dist.grid import Axis
+from megadiff.engine import trainer
+from megadiff.engine.build import make_objective
+from megadiff.engine.ema import ema_decay
+from megadiff.engine.optimizer import learning_rate, make_optimizer, set_learning_rate
+from megadiff.errors import MegadiffError
+from megadiff.models import build_network
+from megadiff.parallel.stage import DTYPES, build_stage, stage_layers
+from megadiff.sampling.generate import ImageRequest, generate
+from tests.engine.runs import checkpoints, log_steps, train_well
+from tests.parity.networks import random_value, seeded
+from tests.pool import WorkerPool
+
+TINY: dict[str, Any] = {
+    "model.input_size": 4,
+    "model.hidden_size": 16,
+    "model.num_layers": 4,
+    "model.num_heads": 2,
+    "model.num_classes": 2,
+    "data.name": "ids",
+    "data.num_samples": 20,
+    "train.steps": 20,
+    "train.global_batch_size": 4,
+    "optimizer.warmup_steps": 4,
+    "sampling.steps": 3,
+}
+FOLDER = {"data.name": "image_folder", "data.path": "{folder}", "data.num_samples": 1024}
+EMOJI = {
+    "data.name": "emoji",
+    "data.classes": ["clothing"],
+    "data.num_samples": 1024,
+    "model.num_classes": 1,
+}
+SHORT = {"train.steps": 4, "optimizer.warmup_steps": 0, "monitor.sample_every_steps": 2}
+Probe = Callable[[Config, "Bench"], Any]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What probes may use: the pool of one process and a fresh folder."""
+
+    pool: WorkerPool
+    path: Path
+
+
+@dataclass(frozen=True)
+class Row:
+    """A value other than the default, the probe that sees it, and the settings that it needs."""
+
+    value: Any
+    probe: Probe
+    base: Mapping[str, Any] = field(default_factory=dict)
+
+
+def plain(value: Any) -> Any:
+    """Tensors and containers as values that `==` compares."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), str(value.dtype), value.detach().double().flatten().tolist()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def network(config: Config, bench: Bench) -> Any:
+    """Parameters' shapes and the answer of the network, whose weights depend on their names only."""
+    chain = build_network(config.model, 0)
+    for name, parameter in chain.named_parameters():
+        parameter.data.copy_(random_value(name, parameter.shape, torch.float32))
+    chain.dropout_seeds = iter([7])
+    model = config.model
+    shape = (2, model.in_channels, model.input_size, model.input_size)
+    x_t = torch.randn(shape, generator=seeded("effects"))
+    answer = chain((x_t, torch.tensor([100, 900]), torch.tensor([0, model.num_classes])))
+    return {name: tuple(p.shape) for name, p in chain.named_parameters()}, answer
+
+
+def sizes(config: Config, bench: Bench) -> Any:
+    """The settings of the network after the preset was filled in."""
+    return config.model.model_dump(exclude={"preset"})
+
+
+def pairs(config: Config, bench: Bench) -> Any:
+    """The training pairs of a batch, and its loss for a zero answer."""
+    objective = make_objective(config)
+    images = torch.rand((16, 3, 4, 4), generator=seeded("images")) * 2 - 1
+    inputs = objective.prepare(images, torch.zeros(16, dtype=torch.int64), torch.arange(16), 3)
+    loss = objective.loss_sum(torch.zeros_like(inputs.target), inputs.target, inputs.weight)
+    return inputs.x_t, inputs.t, inputs.labels, inputs.target, loss
+
+
+def start(config: Config, bench: Bench) -> Any:
+    """A parameter as it is at the start."""
+    return build_network(config.model, config.train.seed).get_parameter("blocks.0.attn.q.weight")
+
+
+def images(config: Config, bench: Bench) -> Any:
+    """Samples of a made-up network."""
+
+    def predict(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        return 2 * x_t + labels.view(-1, 1, 1, 1)
+
+    request = ImageRequest([0, 1], [0, 1], seed=0)
+    return generate(request, config, predict, torch.device("cpu"), 0, 1, lambda part: part)
+
+
+def data(config: Config, bench: Bench) -> Any:
+    """The data set."""
+    dataset = open_dataset(config)
+    return dataset.class_names, dataset.fingerprint, len(dataset)
+
+
+def first_step(config: Config, bench: Bench) -> Any:
+    """What the loader of a run hands to the first step, and whether a thread reads ahead."""
+    engine = SimpleNamespace(
+        config=config,
+        layout=resolve_layout(config, 1),
+        grid=SimpleNamespace(data=SimpleNamespace(index=0)),
+        needs_data=True,
+        samples=0,
+    )
+    import threading
+
+    with contextlib.closing(trainer._steps_of_data(engine, open_dataset(config))) as steps:
+        batches = next(steps)
+        reads_ahead = any(thread.name == "megadiff-data" for thread in threading.enumerate())
+    return [(batch.indices, batch.labels, batch.images) for batch in batches], reads_ahead
+
+
+def layout(config: Config, bench: Bench) -> Any:
+    """How four processes are laid out."""
+    return vars(resolve_layout(config, 4))
+
+
+def deepspeed(config: Config, bench: Bench) -> Any:
+    """What DeepSpeed is told."""
+    return build_deepspeed_config(config, resolve_layout(config, 1))
+
+
+def stages(config: Config, bench: Bench) -> Any:
+    """Which layers each pipeline stage holds."""
+    return stage_layers(config)
+
+
+def stage(config: Config, bench: Bench) -> Any:
+    """The layers that a rank builds: kernels, recomputation, compilation, collectives, dtype."""
+    one = Axis(1, 0, (0,), None)
+    degree = config.parallel.tensor_model_parallel_size
+    grid = SimpleNamespace(pipe=one, data=one, tensor=Axis(degree, 0, tuple(range(degree)), None))
+    chain = build_stage(config, grid, torch.device("cpu"), DTYPES["fp32"]).chain
+    modules = [vars(module) for module in chain.modules()]
+    return {
+        "recompute": chain.recompute,
+        "segments": chain.segments(),
+        "backends": [module.get("backend") for module in modules],
+        "compiled": [module.get("_compiled_call_impl") is not None for module in modules],
+        "sequence": [module.get("sequence") for module in modules],
+        "hooks": [len(module["_forward_pre_hooks"]) + len(module["_forward_hooks"]) for module in modules],
+    }
+
+
+def rates(config: Config, bench: Bench) -> Any:
+    """The learning rate of every step."""
+    return [learning_rate(step, config.train.steps, config.optimizer) for step in range(20)]
+
+
+def updates(config: Config, bench: Bench) -> Any:
+    """Some parameters after three steps with made-up gradients."""
+    chain = build_network(config.model, 0)
+    optimizer = make_optimizer(config.optimizer, chain)
+    for _ in range(3):
+        set_learning_rate(optimizer, 0.01)
+        for name, parameter in chain.named_parameters():
+            parameter.grad = 1e-4 * random_value("gradient of " + name, parameter.shape, torch.float32)
+        optimizer.step()
+    return [chain.get_parameter(name) for name in ("blocks.0.attn.q.weight", "head.out.bias")]
+
+
+def decays(config: Config, bench: Bench) -> Any:
+    """The moving average's decay over time."""
+    return [ema_decay(step, config.ema) for step in (0, 10, 1000, 10**6)]
+
+
+def run(config: Config, bench: Bench) -> Any:
+    """The files and lines that a whole run leaves."""
+    report = train_well(bench.pool, config, bench.path)
+    kept = checkpoints(bench.path)
+    with CheckpointReader(bench.path / "checkpoints" / kept[-1]) as reader:
+        kinds = reader.kinds()
+    pictures = {path.name: Image.open(path).size for path in sorted((bench.path / "samples").glob("*"))}
+    shown = sum(line.startswith("step ") for line in report.output.splitlines())
+    has_board = (bench.path / "tensorboard").exists()
+    return kept, kinds, log_steps(bench.path), pictures, shown, has_board
+
+
+def timeout(config: Config, bench: Bench) -> Any:
+    """How long the process group of a started run waits."""
+    bench.path.mkdir(exist_ok=True)
+    (bench.path / "config.yaml").write_text(to_yaml(config))
+    begin = mock.patch.object(process, "start", return_value=None)
+    with begin as called, mock.patch.object(process, "stop"), mock.patch.object(trainer, "train"):
+        pretrain.main(["--config", str(bench.path / "config.yaml"), "--run-dir", str(bench.path / "run")])
+    return called.call_args
+
+
+SGD = {"optimizer.name": "sgd"}
+ROWS: dict[str, Row] = {
+    "model.input_size": Row(8, network),
+    "model.in_channels": Row(1, network),
+    "model.patch_size": Row(4, network),
+    "model.hidden_size": Row(32, network),
+    "model.num_layers": Row(3, network),
+    "model.num_heads": Row(4, network),
+    "model.mlp_ratio": Row(2.0, network),
+    "model.num_classes": Row(3, network),
+    "model.learn_sigma": Row(True, network),
+    "model.time_freq_shift": Row(1, network),
+    "model.qk_norm": Row(True, network),
+    "model.dropout": Row(0.5, network),
+    "model.attention_dropout": Row(0.5, network),
+    "diffusion.schedule": Row("linear", pairs),
+    "diffusion.num_train_timesteps": Row(500, pairs),
+    "diffusion.prediction": Row("eps", pairs, {"diffusion.schedule": "linear"}),
+    "diffusion.loss_weight": Row("min_snr", pairs),
+    "diffusion.min_snr_gamma": Row(1.0, pairs, {"diffusion.loss_weight": "min_snr"}),
+    "diffusion.condition_dropout": Row(0.9, pairs),
+    "sampling.steps": Row(5, images),
+    "sampling.guidance": Row(4.0, images),
+    "sampling.eta": Row(1.0, images),
+    "sampling.clip_x0": Row(True, images),
+    "data.name": Row("image_folder", data, {**FOLDER, "data.name": "ids"}),
+    "data.path": Row("{other}", data, FOLDER),
+    "data.grouping": Row("category", data, EMOJI),
+    "data.classes": Row(["dog", "cat"], data, FOLDER),
+    "data.balanced": Row(True, data, FOLDER),
+    "data.flip": Row(True, first_step, FOLDER),
+    "data.num_samples": Row(10, first_step),
+    "data.prefetch_batches": Row(0, first_step),
+    "train.steps": Row(10, rates),
+    "train.stop_at_step": Row(3, run, SHORT),
+    "train.global_batch_size": Row(8, first_step),
+    "train.micro_batch_size": Row(2, first_step),
+    "train.gradient_accumulation_steps": Row(4, first_step),
+    "train.precision": Row("bf16", deepspeed, {"parallel.zero_stage": 1}),
+    "train.activation_checkpointing": Row("selective", stage),
+    "train.activation_checkpoint_every_blocks": Row(3, stage, {"train.activation_checkpointing": "full"}),
+    "train.attention_backend": Row("math", stage),
+    "train.compile": Row(True, stage),
+    "optimizer.name": Row("sgd", updates),
+    "optimizer.lr": Row(1e-3, rates),
+    "optimizer.betas": Row([0.5, 0.6], updates),
+    "optimizer.eps": Row(1e-2, updates),
+    "optimizer.weight_decay": Row(0.5, updates),
+    "optimizer.momentum": Row(0.5, updates, SGD),
+    "optimizer.clip_norm": Row(0.5, deepspeed, {"parallel.zero_stage": 1}),
+    "optimizer.lr_schedule": Row("constant", rates),
+    "optimizer.warmup_steps": Row(6, rates),
+    "optimizer.min_lr_ratio": Row(0.5, rates),
+    "ema.enabled": Row(False, run, SHORT),
+    "ema.decay": Row(0.5, decays),
+    "ema.warmup": Row(False, decays),
+    "parallel.tensor_model_parallel_size": Row(2, layout),
+    "parallel.pipeline_model_parallel_size": Row(2, layout),
+    "parallel.sequence_parallel": Row(True, stage, {"parallel.tensor_model_parallel_size": 2}),
+    "parallel.partition": Row([1, 5], stages, {"parallel.pipeline_model_parallel_size": 2}),
+    "parallel.zero_stage": Row(2, layout),
+    "parallel.timeout_seconds": Row(77, timeout),
+    "checkpoint.save_every_steps": Row(1, run, SHORT),
+    "checkpoint.keep_last": Row(1, run, {**SHORT, "checkpoint.save_every_steps": 1}),
+    "monitor.log_every_steps": Row(1, run, SHORT),
+    "monitor.sample_every_steps": Row(0, run, SHORT),
+    "monitor.samples_per_class": Row(2, run, SHORT),
+    "monitor.tensorboard": Row(False, run, SHORT),
+}
+# What one row with the tiny network cannot show has a test of its own below.
+OTHERS = {"model.name", "model.preset", "parallel.pipeline_schedule", "train.seed"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Two image folders with the same classes; pictures that differ from their mirror image."""
+    made = {}
+    for name, count in (("folder", 3), ("other", 4)):
+        root = tmp_path_factory.mktemp(name)
+        for label, number in (("cat", count), ("dog", 2)):
+            (root / label).mkdir()
+            for index in range(number):
+                picture = Image.linear_gradient("L").resize((8, 8)).rotate(90).convert("RGB")
+                picture.point(lambda level, index=index: level // (index + 1)).save(root / label / f"{index}.png")
+        made[name] = str(root)
+    return made
+
+
+def settings(row: Row, changes: Mapping[str, Any], folders: Mapping[str, str]) -> Config:
+    """The config of a row, loaded as a user's would be."""
+    values = {**copy.deepcopy(TINY), **row.base, **changes}
+    path = values.get("data.path")
+    if path is not None:
+        values["data.path"] = path.format(**folders)
+    return load_config(None, values)
+
+
+def outcome(row: Row, changes: Mapping[str, Any], folders: Mapping[str, str], bench: Bench) -> Any:
+    """What the probe sees, or the refusal."""
+    try:
+        return plain(row.probe(settings(row, changes, folders), bench))
+    except MegadiffError as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_b34_every_setting_has_a_row() -> None:
+    assert ROWS.keys() | OTHERS == FIELDS.keys()
+
+
+@pytest.mark.parametrize("key", ROWS)
+def test_b34_a_value_other_than_the_default_has_an_effect(
+    pools: Mapping[int, WorkerPool], tmp_path: Path, folders: dict[str, str], key: str
+) -> None:
+    row = ROWS[key]
+    before = settings(row, {}, folders)
+    section, _, name = key.partition(".")
+    value = tuple(row.value) if isinstance(row.value, list) else row.value
+    assert getattr(getattr(before, section), name) != value, "the row changes nothing"
+    plainly = outcome(row, {}, folders, Bench(pools[1], tmp_path / "plain"))
+    changed = outcome(row, {key: row.value}, folders, Bench(pools[1], tmp_path / "changed"))
+    assert not isinstance(plainly, str), plainly
+    assert changed != plainly, f"{key} = {row.value} changes nothing"
+    if isinstance(changed, str):
+        assert key in changed or name in changed or str(row.value) in changed, changed
+
+
+def test_b34_the_preset_fills_in_the_sizes() -> None:
+    tiny, small = (
+        load_config(None, {"data.name": "ids", "model.preset": name}) for name in ("dit-tiny-test", "dit-small-cpu")
+    )
+    assert tiny.model.hidden_size == 32 and small.model.hidden_size == 128
+
+
+def test_b34_the_seed_changes_weights_noise_and_order(folders: dict[str, str], tmp_path: Path) -> None:
+    for probe in (start, pairs, first_step):
+        row = Row(1, probe)
+        zero, one = (
+            plain(probe(settings(row, {"train.seed": seed}, folders), Bench(None, tmp_path))) for seed in (0, 1)
+        )
+        assert zero != one, probe.__name__
+
+
+def test_b34_settings_of_one_meaning_have_one_meaning() -> None:
+    """A second network or schedule must get a row above."""
+    assert typing.get_args(FIELDS["model.name"].annotation) == ("dit",)
+    assert typing.get_args(FIELDS["parallel.pipeline_schedule"].annotation) == ("auto", "1f1b")
+
+
+def test_b34_deepspeed_keys_reach_deepspeed() -> None:
+    keys = {"parallel.zero_stage": 2, "deepspeed.zero_optimization.reduce_bucket_size": 1234}
+    config = load_config(None, {**TINY, **keys})
+    told = build_deepspeed_config(config, resolve_layout(config, 1))
+    assert told["zero_optimization"]["reduce_bucket_size"] == 1234
