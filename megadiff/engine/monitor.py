@@ -57,6 +57,11 @@ class Monitor:
         else:
             self.busy_seconds += time.perf_counter() - self.started
 
+    def flush(self) -> None:
+        """Writes the steps that wait for a log step, so that the log holds every step of a checkpoint that follows."""
+        if self.pending:
+            self._flush(float(self.pending[-1][1].loss))
+
     def _flush(self, last_loss: float) -> None:
         rate = len(self.pending) * self.config.train.global_batch_size / max(self.busy_seconds, 1e-9)
         utilisation = model_flops_utilisation(rate, self.flops_per_sample, self.world_size, self.peak)
@@ -125,6 +130,9 @@ class SilentMonitor(Monitor):
         pass
 
     def end_step(self, step: int, result: StepResult) -> None:
+        pass
+
+    def flush(self) -> None:
         pass
 
     def show_samples(self, step: int, images: Tensor, per_class: int) -> Path | None:

@@ -57,6 +57,7 @@ def train(config: Config, run_dir: Path, resume: str | None, process: Process) -
                 per_class = config.monitor.samples_per_class
                 monitor.show_samples(engine.steps, class_grid(engine, per_class), per_class)
             if _is_due(engine.steps, config.checkpoint.save_every_steps, last_step):
+                monitor.flush()
                 path = save_checkpoint(engine, folder.checkpoints, dataset.fingerprint, [start] if start else [])
                 monitor.tell(f"saved {path}")
 

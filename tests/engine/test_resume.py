@@ -136,8 +136,12 @@ def test_stop_at_step_keeps_the_horizon(pools: Pools, tmp_path: Path) -> None:
     assert checkpoints(tmp_path / "short") == ["latest", "step_00000006"]
 
 
-def test_a_crash_leaves_a_log_that_the_resume_repairs(pools: Pools, tmp_path: Path) -> None:
-    settings = {"checkpoint__save_every_steps": 5, "monitor__log_every_steps": 1}
+@pytest.mark.parametrize("log_every_steps", [1, 10])
+def test_a_crash_leaves_a_log_that_the_resume_repairs(
+    pools: Pools, tmp_path: Path, log_every_steps: int
+) -> None:
+    """The log holds every step of the checkpoint, also those that were still waiting for a log step."""
+    settings = {"checkpoint__save_every_steps": 5, "monitor__log_every_steps": log_every_steps}
     config = tiny_config(**settings)
     crashed = run(pools[1], config, tmp_path / "run", crash_after=8)
     assert crashed.error.startswith("KeyboardInterrupt")
