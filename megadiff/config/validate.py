@@ -191,6 +191,12 @@ def _no_idle_settings(config: Config) -> None:
             not emoji,
             f"data.name = {config.data.name}; remove it, or use data.name = emoji",
         ),
+        (
+            "data",
+            "grouping",
+            emoji and bool(config.data.classes),
+            "data.classes, which names its groups itself; remove one of them",
+        ),
     )
     for section, name, is_idle, remedy in idle:
         value = getattr(getattr(config, section), name)
