@@ -5,6 +5,7 @@ A row says which probe looks for the effect. Each probe builds a real part of a 
 
 import contextlib
 import copy
+import threading
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -26,13 +27,14 @@ from megadiff.config.layout import resolve_layout
 from megadiff.config.load import load_config, to_yaml
 from megadiff.config.schema import Config
 from megadiff.data import open_dataset
+from megadiff.data.emoji import open_emoji
 from megadiff.dist import process
 from megadiff.dist.grid import Axis
 from megadiff.engine import trainer
 from megadiff.engine.build import make_objective
 from megadiff.engine.ema import ema_decay
 from megadiff.engine.optimizer import learning_rate, make_optimizer, set_learning_rate
-from megadiff.errors import MegadiffError
+from megadiff.errors import ConfigError, MegadiffError
 from megadiff.models import build_network
 from megadiff.parallel.stage import DTYPES, build_stage, stage_layers
 from megadiff.sampling.generate import ImageRequest, generate
@@ -54,12 +56,7 @@ TINY: dict[str, Any] = {
     "sampling.steps": 3,
 }
 FOLDER = {"data.name": "image_folder", "data.path": "{folder}", "data.num_samples": 1024}
-EMOJI = {
-    "data.name": "emoji",
-    "data.classes": ["clothing"],
-    "data.num_samples": 1024,
-    "model.num_classes": 1,
-}
+EMOJI = {"data.name": "emoji", "data.num_samples": 1024}
 SHORT = {"train.steps": 4, "optimizer.warmup_steps": 0, "monitor.sample_every_steps": 2}
 Probe = Callable[[Config, "Bench"], Any]
 
@@ -105,11 +102,6 @@ def network(config: Config, bench: Bench) -> Any:
     return {name: tuple(p.shape) for name, p in chain.named_parameters()}, answer
 
 
-def sizes(config: Config, bench: Bench) -> Any:
-    """The settings of the network after the preset was filled in."""
-    return config.model.model_dump(exclude={"preset"})
-
-
 def pairs(config: Config, bench: Bench) -> Any:
     """The training pairs of a batch, and its loss for a zero answer."""
     objective = make_objective(config)
@@ -140,6 +132,11 @@ def data(config: Config, bench: Bench) -> Any:
     return dataset.class_names, dataset.fingerprint, len(dataset)
 
 
+def emoji(config: Config, bench: Bench) -> Any:
+    """The classes of the embedded pictures, however many the network has."""
+    return open_emoji(config.model.input_size, config.data.grouping, config.data.classes).class_names
+
+
 def first_step(config: Config, bench: Bench) -> Any:
     """What the loader of a run hands to the first step, and whether a thread reads ahead."""
     engine = SimpleNamespace(
@@ -149,8 +146,6 @@ def first_step(config: Config, bench: Bench) -> Any:
         needs_data=True,
         samples=0,
     )
-    import threading
-
     with contextlib.closing(trainer._steps_of_data(engine, open_dataset(config))) as steps:
         batches = next(steps)
         reads_ahead = any(thread.name == "megadiff-data" for thread in threading.enumerate())
@@ -260,7 +255,7 @@ ROWS: dict[str, Row] = {
     "sampling.clip_x0": Row(True, images),
     "data.name": Row("image_folder", data, {**FOLDER, "data.name": "ids"}),
     "data.path": Row("{other}", data, FOLDER),
-    "data.grouping": Row("category", data, EMOJI),
+    "data.grouping": Row("category", emoji, EMOJI),
     "data.classes": Row(["dog", "cat"], data, FOLDER),
     "data.balanced": Row(True, data, FOLDER),
     "data.flip": Row(True, first_step, FOLDER),
@@ -357,6 +352,14 @@ def test_b34_a_value_other_than_the_default_has_an_effect(
     assert changed != plainly, f"{key} = {row.value} changes nothing"
     if isinstance(changed, str):
         assert key in changed or name in changed or str(row.value) in changed, changed
+
+
+def test_b34_a_grouping_beside_classes_is_refused() -> None:
+    """An entry of `data.classes` names sub-groups and categories alike, so the grouping would not be read."""
+    classes = {"data.name": "emoji", "data.classes": ["clothing"], "model.num_classes": 1}
+    with pytest.raises(ConfigError, match=r"data\.grouping = category has no effect with data\.classes"):
+        load_config(None, {**classes, "data.grouping": "category"})
+    load_config(None, classes)
 
 
 def test_b34_the_preset_fills_in_the_sizes() -> None:
