@@ -1,5 +1,4 @@
-"""Defaults of the environment for every test, set before anything imports torch or DeepSpeed; the pools of processes;
-the table of the parity matrix.
+"""The environment of every test, set before anything imports torch or DeepSpeed; pools of processes; the parity table.
 
 Values that the caller has set win. Child processes (launchers, the pool of workers) inherit them.
 """
@@ -31,7 +30,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # several ranks share the cores
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test downloads anything
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-from tests.pool import WorkerPool  # noqa: E402  # imports torch, which reads the environment
+from tests.pool import WorkerPool  # after the environment is set, which torch reads
 
 _MATRIX = pytest.StashKey[Matrix]()
 

@@ -1,7 +1,7 @@
 """A pool of gloo processes that lives as long as the test session and runs one job after the other.
 
-A job is an importable function with picklable keyword arguments; it runs on every process of the pool at once, and the
-results come back by rank. A job that fails or takes too long ends the pool's processes; the next job starts new ones.
+A job is an importable function with picklable keyword arguments; it runs on every process of the pool at once, and
+the results come back by rank. A job that fails or takes too long ends the processes; the next job starts new ones.
 """
 
 import contextlib
@@ -141,9 +141,7 @@ def _receive(pipe: Connection, process: BaseProcess) -> _Answer:
         return _Answer(error=f"the process ended with exit code {process.exitcode}")
 
 
-def _report(
-    job: Callable[..., Any], answers: list[_Answer | None], stacks: list[str], limit_seconds: float
-) -> str:
+def _report(job: Callable[..., Any], answers: list[_Answer | None], stacks: list[str], limit_seconds: float) -> str:
     lines = [f"{job.__module__}.{job.__qualname__} did not succeed on {len(answers)} processes"]
     for rank, (answer, stack) in enumerate(zip(answers, stacks, strict=True)):
         if answer is None:
@@ -200,8 +198,8 @@ def _join_group() -> None:
 def _forget_job(plain_linear: Callable[..., Any]) -> None:
     """Leaves every process group but the world's and undoes what DeepSpeed set in module globals.
 
-    Without this each engine of a job leaves its groups behind, DeepSpeed would hand the next engine the former one's, and
-    after a job under ZeRO 3 every linear layer of the process would be ZeRO 3's.
+    Without this each engine of a job leaves its groups behind, DeepSpeed would hand the next engine the former
+    one's, and after a job under ZeRO 3 every linear layer of the process would be ZeRO 3's.
     """
     import gc
 

@@ -109,9 +109,7 @@ def test_slices_of_all_ranks_make_up_every_sharded_parameter(sequence: bool) -> 
                 is_sharded = name in shardings[-1].slices
                 assert getattr(parameter, "tensor_model_parallel", False) is is_sharded, name
         names = shardings[0].slices
-        assert len(names) == 2 * (3 * 2 + 1 + 2 + 1 + 2), (
-            "q, k, v, fc1 and modulation with bias; out and fc2 without"
-        )
+        assert len(names) == 2 * (3 * 2 + 1 + 2 + 1 + 2), "q, k, v, fc1 and modulation with bias; out and fc2 without"
         for name, part in names.items():
             parts = [sharding.local_part(name, whole[name]) for sharding in shardings]
             assert torch.equal(torch.cat(parts, dim=part.dim), whole[name])

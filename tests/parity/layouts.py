@@ -52,5 +52,5 @@ def product() -> Iterator[Layout]:
                         "recompute": recompute,
                     }
                     data = 4 // (tensor * pipeline)
-                    name = f"dp{data} x tp{tensor}{'+sp' * sequence} x pp{pipeline}, zero{zero_stage}, {recompute}"
-                    yield Layout(name, 4, settings)
+                    degrees = f"dp{data} x tp{tensor}{'+sp' * sequence} x pp{pipeline}"
+                    yield Layout(f"{degrees}, zero{zero_stage}, {recompute}", 4, settings)

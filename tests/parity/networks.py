@@ -1,7 +1,7 @@
 """The tiny network of the parity tests, its values and its data: the same on every layout.
 
-adaLN-zero starts with zero gates and a zero head, so most gradients vanish at the start; here every parameter starts
-with a random value that depends on its name only.
+adaLN-zero starts with zero gates and a zero head, so most gradients vanish at the start; here every parameter
+starts with a random value that depends on its name only.
 """
 
 import hashlib
@@ -24,11 +24,9 @@ from megadiff.data.batch import Batch
 from megadiff.engine.engine import Engine
 
 GLOBAL_BATCH = 8
-DIT = ModelConfig(
-    hidden_size=32, num_heads=4, num_layers=4, input_size=8, patch_size=2, num_classes=10, qk_norm=True
-)
-# beta1 = 0 makes the first moment the very gradient of the last step, clipped as the optimizer saw it. eps stands above
-# the rounding noise of the gradients, so that no update depends on the sign of a gradient that is zero up to rounding.
+DIT = ModelConfig(hidden_size=32, num_heads=4, num_layers=4, input_size=8, patch_size=2, num_classes=10, qk_norm=True)
+# beta1 = 0 makes the first moment the very gradient of the last step, clipped as the optimizer saw it. eps stands
+# above the gradients' rounding noise, so that no update depends on the sign of a gradient that is zero up to rounding.
 ADAMW = OptimizerConfig(
     name="adamw", lr=2e-3, betas=(0.0, 0.99), eps=1e-4, weight_decay=0.1, clip_norm=1.0, warmup_steps=2
 )
@@ -122,9 +120,7 @@ def micro_batches(batch: Batch, layout: Layout, data_index: int) -> list[Batch]:
     """The part of a global batch that one data rank trains on."""
     first = data_index * layout.micro_batch_size * layout.accumulation
     size = layout.micro_batch_size
-    return [
-        cut(batch, start, start + size) for start in range(first, first + size * layout.accumulation, size)
-    ]
+    return [cut(batch, start, start + size) for start in range(first, first + size * layout.accumulation, size)]
 
 
 def probe(config: Config) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What a training run shows, on one process or put together from the parts of many, and how far two of them differ."""
+"""What a training run shows, on one process or put together from many, and how far two of them differ."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Losses, norms and rates by step; gradients of the first step, weights and averages of the last, by name."""
+    """Losses, norms and rates by step; gradients of the first step, weights and averages of the last."""
 
     losses: list[float]
     norms: list[float]
@@ -59,7 +59,7 @@ def assemble(pieces: Sequence[Piece]) -> dict[str, Tensor]:
 
 
 def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> tuple[float, str]:
-    """The largest absolute difference over all names, relative to the largest expected value, and its name."""
+    """The largest difference over all names, relative to the largest expected value, and its name."""
     assert found.keys() == expected.keys(), sorted(found.keys() ^ expected.keys())
     scale = max(value.abs().max().item() for value in expected.values())
     differences = {}
@@ -86,7 +86,5 @@ def differences(found: Outcome, expected: Outcome) -> dict[str, tuple[float, str
         "weights": largest_difference(found.weights, expected.weights),
         "average": largest_difference(found.averages, expected.averages),
         "predict": largest_difference({"": found.prediction}, {"": expected.prediction}),
-        "predict average": largest_difference(
-            {"": found.averaged_prediction}, {"": expected.averaged_prediction}
-        ),
+        "predict average": largest_difference({"": found.averaged_prediction}, {"": expected.averaged_prediction}),
     }

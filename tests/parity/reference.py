@@ -1,4 +1,4 @@
-"""Training on one process in plain PyTorch, without DeepSpeed and without the engine: what every layout must equal."""
+"""Training on one process in plain PyTorch, without DeepSpeed and the engine: what every layout must equal."""
 
 import copy
 
@@ -27,7 +27,7 @@ def reference_network(config: Config) -> Chain:
 
 
 def train_reference(config: Config, num_steps: int) -> Outcome:
-    """Trains on one process with gradient accumulation, AdamW or SGD, clipping, schedule and moving average."""
+    """Trains with gradient accumulation, AdamW or SGD, clipping, schedule and moving average."""
     layout = resolve_layout(config, 1)
     network, objective = reference_network(config), make_objective(config)
     optimizer = make_optimizer(config.optimizer, network)

@@ -1,4 +1,4 @@
-"""The parity matrix as a table: network x layout, the largest relative difference of each compared quantity."""
+"""The parity matrix as a table: network x layout, the largest relative difference of each quantity."""
 
 from collections.abc import Mapping
 
@@ -11,9 +11,7 @@ class Matrix:
     def __init__(self) -> None:
         self.rows: dict[tuple[str, str, str], dict[str, tuple[float, str]]] = {}
 
-    def record(
-        self, network: str, layout: str, precision: str, differences: Mapping[str, tuple[float, str]]
-    ) -> None:
+    def record(self, network: str, layout: str, precision: str, differences: Mapping[str, tuple[float, str]]) -> None:
         """Adds a run; of several runs of one cell the largest difference counts."""
         row = self.rows.setdefault((network, layout, precision), {})
         for quantity, found in differences.items():

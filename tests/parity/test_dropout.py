@@ -1,5 +1,6 @@
-"""B12, B13: dropout masks are equal where ranks hold the same activations and different where they do not; recomputation
-replays them; a pipeline draws what one process draws.
+"""B12, B13: dropout masks are equal where ranks hold the same activations and different where they do not.
+
+Recomputation replays them, and a pipeline draws what one process draws.
 """
 
 import itertools
@@ -30,7 +31,7 @@ class Masks:
     drawn: dict[str, list[Tensor]] = field(default_factory=lambda: {RESIDUAL: [], ATTENTION: []})
 
     def watch(self, network: nn.Module) -> None:
-        """Notes the masks of residual dropouts; an element of an activation is never exactly zero by chance."""
+        """Notes the masks of residual dropouts; an activation is never exactly zero by chance."""
         for module in network.modules():
             if type(module) is Dropout:
                 module.register_forward_hook(lambda _, x, y: self.drawn[RESIDUAL].append(y.detach() != 0))
@@ -97,9 +98,7 @@ def test_b12_masks_are_equal_where_they_must_and_different_elsewhere(
         per_layer = 2 if kind == RESIDUAL else 1
         passes = 1 if recompute == "none" else 2
         assert len(first[0]) == DROPOUT.num_layers * per_layer * passes
-        assert same(first[tensor_pair[0]], first[tensor_pair[1]]) is (
-            kind == RESIDUAL and not sequence_parallel
-        )
+        assert same(first[tensor_pair[0]], first[tensor_pair[1]]) is (kind == RESIDUAL and not sequence_parallel)
         assert same(first[data_pair[0]], first[data_pair[1]]) is False
         for rank in ranks:
             assert same(rank[0][kind], rank[1][kind]) is False, "another step"
@@ -137,9 +136,7 @@ def train_with_dropout(config: Config) -> tuple[float, list[Piece]]:
     """Loss and gradients of one step."""
     engine = ready_engine(config)
     result = train_one_step(engine, 0)
-    return float(result.loss), pieces_of(
-        engine, lambda shard: engine.shards.optimizer_state(shard, "exp_avg")
-    )
+    return float(result.loss), pieces_of(engine, lambda shard: engine.shards.optimizer_state(shard, "exp_avg"))
 
 
 def gradients(pool: WorkerPool, config: Config) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""B06: the loss is the mean over the valid elements of the whole global batch, however it is cut into micro-batches."""
+"""B06: the loss is the mean over the valid elements of the global batch, however that is cut into micro-batches."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -34,9 +34,7 @@ def masked_config(accumulation: int, pipeline: int = 1, tensor: int = 1) -> Conf
     return changed(config, train=train, optimizer={"clip_norm": 0.0})
 
 
-def train_masked(
-    config: Config, cuts: list[list[int]], valid: tuple[int, ...]
-) -> tuple[float, float, list[Piece]]:
+def train_masked(config: Config, cuts: list[list[int]], valid: tuple[int, ...]) -> tuple[float, float, list[Piece]]:
     """One step; `cuts` are the micro-batch sizes of each data rank."""
     engine = ready_engine(config)
     batch = masked_batch(config, valid)
@@ -52,7 +50,7 @@ def train_masked(
 
 
 def expected(config: Config, valid: Sequence[int]) -> tuple[float, dict[str, Tensor]]:
-    """Loss and gradients by the formula: the sum of squared errors over the number of valid elements, at least 1."""
+    """Loss and gradients by the formula: squared errors over the number of valid elements, at least 1."""
     network, objective = reference_network(config), make_objective(config)
     batch = masked_batch(config, valid)
     inputs = objective.prepare(batch.images.double(), batch.labels, batch.sample_ids, 0)

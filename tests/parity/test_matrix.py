@@ -1,7 +1,7 @@
-"""Loss, every named gradient, norm, weights, moving average and predictions: the same on every layout as on one process.
+"""Loss, every named gradient, norm, weights, moving average, predictions: on every layout as on one process.
 
-The reference is plain PyTorch. float32 differs by the order of additions, a few times 1e-7 relative to the largest value;
-float64 by a few times 1e-16. The limits are those of the issue that asked for the layouts.
+The reference is plain PyTorch. float32 differs by the order of additions, a few times 1e-7 relative to the largest
+value; float64 by a few times 1e-16. The limits are those of the issue that asked for the layouts.
 """
 
 from collections.abc import Mapping

@@ -39,9 +39,7 @@ def train_on_ones(config: Config) -> tuple[float, list[Piece]]:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-def test_b10_gradients_of_one_have_the_norm_of_their_number(
-    pools: Mapping[int, WorkerPool], layout: Layout
-) -> None:
+def test_b10_gradients_of_one_have_the_norm_of_their_number(pools: Mapping[int, WorkerPool], layout: Layout) -> None:
     config = parity_config(accumulation=1, **layout.settings)
     reports = pools[layout.world_size].run(train_on_ones, config=config)
     norm = math.sqrt(sum(parameter.numel() for parameter in build_network(DIT, 0).parameters()))
