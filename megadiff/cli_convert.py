@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         _export(arguments) if arguments.to else _import(arguments)
     except MegadiffError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"megadiff: error: {error}", file=sys.stderr)
         return _EXIT_ERROR
     print(f"wrote {arguments.target}")
     return 0

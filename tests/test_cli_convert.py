@@ -56,7 +56,7 @@ def test_errors_are_one_line_and_exit_code_2(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("error: there is no checkpoint at") and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("megadiff: error: there is no checkpoint at") and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
