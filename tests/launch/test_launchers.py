@@ -65,9 +65,18 @@ def test_torchrun_starts_four_ranks_with_the_same_flags(single: Path, tmp_path: 
 def test_two_torchrun_launchers_make_one_pipeline(single: Path, tmp_path: Path) -> None:
     """Two nodes on loopback, one rank each, which see the same run folder."""
     launcher = [
-        *TORCHRUN, "--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1", "--master_port", str(free_port()),
+        *TORCHRUN, "--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1",
+        "--master_port", str(free_port()),
     ]  # fmt: skip
-    flags = [*SHRUNK, "--pipeline-model-parallel-size", "2", "--run-dir", str(tmp_path / "run"), "--train.stop_at_step", "3"]
+    flags = [
+        *SHRUNK,
+        "--pipeline-model-parallel-size",
+        "2",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--train.stop_at_step",
+        "3",
+    ]
     nodes = [Running([*launcher, "--node_rank", str(rank), PRETRAIN, *flags], tmp_path) for rank in range(2)]
     try:
         finished = [node.wait() for node in nodes]
@@ -96,7 +105,16 @@ def test_samples_are_the_same_pictures_on_one_process_and_on_tensor_ranks(single
     flags = ["--checkpoint", str(single), "--num-images", "1", "--class", "heart", "--class", "0", "--steps", "8"]
     layouts: dict[str, Sequence[str]] = {
         "one": [PYTHON, SAMPLE, *flags],
-        "two": [*TORCHRUN, "--standalone", "--nproc_per_node", "2", SAMPLE, *flags, "--tensor-model-parallel-size", "2"],
+        "two": [
+            *TORCHRUN,
+            "--standalone",
+            "--nproc_per_node",
+            "2",
+            SAMPLE,
+            *flags,
+            "--tensor-model-parallel-size",
+            "2",
+        ],
     }
     for name, command in layouts.items():
         succeed([*command, "--output", str(tmp_path / name)], tmp_path)

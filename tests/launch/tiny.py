@@ -1,8 +1,11 @@
 """A network and data that cost nothing, for runs that are about processes and not about learning."""
 
-TINY = (
+SMALL = (
     "--model.input_size", "8", "--model.hidden_size", "32", "--model.num_layers", "2", "--model.num_heads", "2",
-    "--model.num_classes", "2", "--data.name", "ids", "--data.num_samples", "64", "--train.global_batch_size", "8",
-    "--train.steps", "6", "--optimizer.warmup_steps", "2", "--monitor.sample_every_steps", "0", "--monitor.tensorboard",
-    "false",
+    "--train.steps", "6", "--optimizer.warmup_steps", "2", "--monitor.sample_every_steps", "0",
+    "--monitor.tensorboard", "false",
+)  # fmt: skip
+TINY = (
+    *SMALL, "--model.num_classes", "2", "--data.name", "ids", "--data.num_samples", "64",
+    "--train.global_batch_size", "8",
 )  # fmt: skip
