@@ -187,10 +187,13 @@ def _answer(pipe: Connection, act: Callable[[], Any]) -> None:
 
 
 def _join_group() -> None:
+    import warnings
+
     import torch
 
     from megadiff.dist.process import start
 
+    warnings.filterwarnings("ignore", category=FutureWarning)  # DeepSpeed's and ours for names that torch will rename
     torch.set_num_threads(1)
     start(_GROUP_TIMEOUT_SECONDS)
 

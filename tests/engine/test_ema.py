@@ -84,7 +84,7 @@ def test_b16_the_average_of_half_precision_weights_moves() -> None:
 
 
 def train_and_average(config: Config, skip: tuple[int, ...], num_steps: int) -> tuple[int, int, list[Piece]]:
-    """Trains; the steps in `skip` report an overflow. Returns the counts of updates and skips, and the average."""
+    """Trains; the steps in `skip` report an overflow. Returns updates, skips and the average."""
     engine = ready_engine(config)
     assert all(value.dtype == torch.float32 for value in engine.ema.values.values())
     for step in range(num_steps):

@@ -1,0 +1,101 @@
+"""A chain: any subset of its layers under global names, recomputation segments, dropout seeds."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from megadiff.config.schema import ModelConfig
+from megadiff.models import build_network, chain_builders, materialize
+from megadiff.models.chain import Chain, mix_seed
+
+MODEL = ModelConfig(hidden_size=16, num_heads=2, num_layers=5, input_size=4, num_classes=3, qk_norm=True, dropout=0.3)
+
+
+def random_network() -> Chain:
+    """The network with random parameters."""
+    network = build_network(MODEL, 0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(std=0.3, generator=generator)
+    return network
+
+
+def inputs() -> tuple[Tensor, Tensor, Tensor]:
+    """A small batch."""
+    x_t = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    return x_t, torch.tensor([3, 700]), torch.tensor([0, 3])
+
+
+def test_parts_keep_global_names_and_compute_what_the_whole_does() -> None:
+    network = random_network().eval()
+    values = dict(network.named_parameters())
+    state: object = inputs()
+    names: list[str] = []
+    for only in (["embed", "blocks.0"], ["blocks.1", "blocks.2"], ["blocks.4", "blocks.3"], ["head"]):
+        part = materialize(Chain(chain_builders(MODEL), only=only), MODEL, 0).eval()
+        part.load_state_dict({name: values[name] for name, _ in part.named_parameters()})
+        names += [name for name, _ in part.named_parameters()]
+        state = part(state)
+    assert sorted(names) == sorted(values)
+    assert torch.equal(state, network(inputs()))
+
+
+def test_an_unknown_layer_is_refused() -> None:
+    with pytest.raises(KeyError, match=r"blocks\.5"):
+        Chain(chain_builders(MODEL), only=["blocks.5"])
+
+
+def test_initial_values_depend_on_seed_and_name_only() -> None:
+    whole = dict(build_network(MODEL, 7).named_parameters())
+    part = materialize(Chain(chain_builders(MODEL), only=["blocks.3", "head"]), MODEL, 7)
+    assert all(torch.equal(value, whole[name]) for name, value in part.named_parameters())
+    other = dict(build_network(MODEL, 8).named_parameters())
+    assert not torch.equal(other["embed.patch.weight"], whole["embed.patch.weight"])
+    assert not torch.equal(whole["blocks.0.attn.q.weight"], whole["blocks.1.attn.q.weight"])
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [(1, [1, 1, 1, 1, 1, 1, 1]), (2, [1, 2, 2, 1, 1]), (3, [1, 3, 2, 1]), (99, [1, 5, 1])],
+)
+def test_segments_cover_the_layers_in_order(every: int, expected: list[int]) -> None:
+    network = Chain(chain_builders(MODEL))
+    network.set_recompute("full", every)
+    segments = network.segments()
+    assert [len(segment) for segment in segments] == expected
+    assert tuple(name for segment in segments for name in segment) == network.layer_names
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_b13_recomputation_replays_dropout_bit_for_bit(mode: str, every: int) -> None:
+    """Without seeds of the chain, as a plain PyTorch loop would use it, and with them."""
+    for seeds in (None, [11]):
+        gradients = []
+        for recompute in ("none", mode):
+            network = random_network().train()
+            network.set_recompute(recompute, every)
+            network.dropout_seeds = None if seeds is None else iter(seeds)
+            torch.manual_seed(5)
+            network(inputs()).square().sum().backward()
+            gradients.append([parameter.grad for parameter in network.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_dropout_depends_on_the_seed_and_not_on_the_generator() -> None:
+    network = random_network().train()
+    outputs = []
+    for seed, state in ((1, 0), (1, 99), (2, 0)):
+        torch.manual_seed(state)
+        network.dropout_seeds = iter([seed])
+        outputs.append(network(inputs()))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_mixed_seeds_are_distinct_and_fit_into_63_bits() -> None:
+    seeds = [mix_seed(a, b) for a in range(60) for b in range(60)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert mix_seed(1, 2) != mix_seed(2, 1)
