@@ -46,8 +46,7 @@ class StageParameters:
 class Memory:
     """Bytes of one rank by class, in the order of a table's columns.
 
-    `masters` is 0 where the weights themselves are in full precision and not sharded (ZeRO 0 in fp32 and
-    fp64).
+    `masters` is 0 at ZeRO 0, where the weights themselves are in full precision.
     """
 
     weights: int
@@ -70,9 +69,7 @@ def stage_chain(config: Config, layers: tuple[str, ...]) -> tuple[Chain, set[str
     """A stage on the meta device as a tensor rank holds it, and the names of its sharded parameters."""
     chain = Chain(chain_builders(config.model), only=layers)
     degree = config.parallel.tensor_model_parallel_size
-    sharding = apply_plan(
-        chain, plan_for(config.model), tensor_axis(degree), config.parallel.sequence_parallel
-    )
+    sharding = apply_plan(chain, plan_for(config.model), tensor_axis(degree), config.parallel.sequence_parallel)
     return chain, set(sharding.slices)
 
 
@@ -104,11 +101,10 @@ def rank_memory(config: Config, layout: Layout, stage: StageParameters) -> Memor
     exact = max(width, 4)
     zero = layout.zero_stage
     owned = owned_elements(stage, layout)
-    separate_masters = zero > 0 or exact != width
     return Memory(
         weights=width * (owned if zero == 3 else stage.total),
-        gradients=gradient_width(config) * (owned if zero >= 2 else stage.total),
-        masters=exact * owned if separate_masters else 0,
+        gradients=gradient_bytes(config, zero, owned, stage.total),
+        masters=exact * owned if zero else 0,
         optimizer=exact * owned * num_state_tensors(config.optimizer),
         average=exact * owned if config.ema.enabled else 0,
     )
@@ -123,7 +119,22 @@ def owned_elements(stage: StageParameters, layout: Layout) -> int:
     return -(-stage.total // layout.data)
 
 
-def gradient_width(config: Config) -> int:
-    """Bytes of a gradient element: DeepSpeed's `data_types.grad_accum_dtype`, or the weights' type."""
-    name = config.deepspeed.get("data_types", {}).get("grad_accum_dtype", config.train.precision)
-    return DTYPES[name].itemsize
+def gradient_bytes(config: Config, zero: int, owned: int, whole: int) -> int:
+    """Bytes of the sums of gradients that a rank keeps over the micro-batches.
+
+    They are in `data_types.grad_accum_dtype` of the DeepSpeed config, for which the engine sets float32 in bf16
+    runs. Where ZeRO 1 sums in another type than the weights', the last micro-batch's own gradients are held too.
+
+    Args:
+        config: precision and DeepSpeed config.
+        zero: ZeRO stage, which cuts gradients from 2 on.
+        owned: elements whose optimizer step this rank takes.
+        whole: elements of all its parameters.
+    """
+    precision = config.train.precision
+    default = "fp32" if precision == "bf16" else precision
+    summed = DTYPES[config.deepspeed.get("data_types", {}).get("grad_accum_dtype", default)].itemsize
+    if zero >= 2:
+        return summed * owned
+    own = DTYPES[precision].itemsize if zero == 1 and summed != DTYPES[precision].itemsize else 0
+    return (summed + own) * whole

@@ -52,9 +52,7 @@ def data_traffic(config: Config, layout: Layout, parameters: StageParameters) ->
         padded = width * layout.data * sum(-(-size // layout.data) for size in parameters.sizes)
         return Counter(
             {
-                Transfer("all_gather", layout.data): _gathers(config, parameters)
-                * padded
-                * layout.accumulation,
+                Transfer("all_gather", layout.data): _gathers(config, parameters) * padded * layout.accumulation,
                 Transfer("reduce_scatter", layout.data): padded * layout.accumulation,
             }
         )
@@ -70,9 +68,7 @@ def data_traffic(config: Config, layout: Layout, parameters: StageParameters) ->
 def _gathers(config: Config, parameters: StageParameters) -> int:
     """How often ZeRO 3 gathers a parameter in a micro-batch: twice unless all may stay gathered."""
     zero = config.deepspeed.get("zero_optimization", {})
-    limits = [
-        zero.get(key, _ZERO3_LIMIT) for key in ("stage3_max_live_parameters", "stage3_max_reuse_distance")
-    ]
+    limits = [zero.get(key, _ZERO3_LIMIT) for key in ("stage3_max_live_parameters", "stage3_max_reuse_distance")]
     return 1 if parameters.total <= min(limits) else 2
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 
 from megadiff.config.layout import resolve_layout
 from megadiff.config.schema import Config
@@ -74,20 +75,26 @@ def _masters(engine: Engine) -> list[torch.Tensor]:
     """The full-precision values beside the weights; at ZeRO 0 the weights are all there is."""
     if engine.layout.zero_stage == 0:
         return []
+    optimizer = engine.deepspeed.optimizer
     if engine.layout.zero_stage == 3:
-        return list(engine.deepspeed.optimizer.fp32_partitioned_groups_flat)
-    return list(engine.deepspeed.optimizer.single_partition_of_fp32_groups)
+        return list(optimizer.fp32_partitioned_groups_flat)
+    if isinstance(optimizer, BF16_Optimizer):
+        return list(optimizer.fp32_groups_flat_partition)
+    return list(optimizer.single_partition_of_fp32_groups)
 
 
 def _gradient_bytes(engine: Engine) -> int:
-    """What the parameters' `grad` and DeepSpeed's partitions of gradients hold."""
+    """What the parameters' `grad` and DeepSpeed's sums and partitions of gradients hold."""
+    optimizer = engine.deepspeed.optimizer
     kept = [p.grad for p in engine.chain.parameters() if p.grad is not None]
     kept += [p.grad_accum for p in engine.chain.parameters() if getattr(p, "grad_accum", None) is not None]
-    if engine.layout.zero_stage:
-        for group in engine.deepspeed.optimizer.averaged_gradients.values():
+    if isinstance(optimizer, BF16_Optimizer):
+        kept += list(optimizer.fp32_groups_gradients_flat)
+    elif engine.layout.zero_stage:
+        for group in optimizer.averaged_gradients.values():
             kept += list(group or ())
     if engine.layout.zero_stage == 3:
-        kept.append(engine.deepspeed.optimizer.grad_partitions_flat_buffer)
+        kept.append(optimizer.grad_partitions_flat_buffer)
     return _storage_bytes(kept)
 
 

@@ -59,10 +59,11 @@ def test_what_shrinks_with_the_zero_stage() -> None:
     assert first.masters == pytest.approx(whole.weights / 4, rel=0.01)
 
 
-def test_half_precision_has_masters_at_every_stage() -> None:
-    config = small_config(precision="bf16")
+def test_half_precision_has_masters_and_sums_gradients_in_float32() -> None:
+    config = small_config(zero=1, precision="bf16")
     memory = rank_memory(config, resolve_layout(config, 1), stage_parameters(config)[0])
-    assert memory.masters == 2 * memory.weights == memory.average
+    assert memory.masters == memory.average == 2 * memory.weights
+    assert memory.gradients == 3 * memory.weights  # the float32 sum and the last micro-batch's own
 
 
 def test_stages_and_tensor_ranks_add_up_to_the_network() -> None:

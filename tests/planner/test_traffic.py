@@ -74,14 +74,10 @@ def test_sequence_parallelism_moves_as_much_as_tensor_parallelism_alone() -> Non
 def test_accumulation_repeats_activations_and_not_gradients() -> None:
     config = small_config(tensor=2)
     layout = resolve_layout(config, 4)
-    finer = config.model_copy(
-        update={"train": config.train.model_copy(update={"gradient_accumulation_steps": 4})}
-    )
+    finer = config.model_copy(update={"train": config.train.model_copy(update={"gradient_accumulation_steps": 4})})
     parameters = stage_parameters(config)[0]
     once = step_traffic(config, layout, 0, parameters)
     again = step_traffic(finer, resolve_layout(finer, 4), 0, parameters)
     gathered, summed = Transfer("all_gather", 2), Transfer("all_reduce", 2)
     assert once[gathered] == again[gathered]  # the same samples in smaller micro-batches
-    assert (
-        once[summed] < again[summed] < 1.1 * once[summed]
-    )  # the partial gradients come with every micro-batch
+    assert once[summed] < again[summed] < 1.1 * once[summed]  # the partial gradients come with every micro-batch
