@@ -136,6 +136,14 @@ def test_b34_overlap_under_a_pipeline_is_refused(write: Any) -> None:
         load_config(None, {"parallel.pipeline_model_parallel_size": 2}, path)
 
 
+def test_linear_layers_that_add_in_place_are_refused_under_selective_checkpointing(write: Any) -> None:
+    path = write({"zero_optimization": {"stage": 3, "memory_efficient_linear": True}})
+    with pytest.raises(ConfigError, match=r"memory_efficient_linear = true gives wrong gradients"):
+        load_config(None, {"train.activation_checkpointing": "selective"}, path)
+    for recompute in ("none", "full"):
+        load_config(None, {"train.activation_checkpointing": recompute}, path)
+
+
 def test_b34_offload_without_device_is_refused_and_device_none_says_nothing(write: Any) -> None:
     content = {"zero_optimization": {"stage": 1, "offload_optimizer": {"pin_memory": True}}}
     with pytest.raises(ConfigError, match="offload_optimizer has no effect without device"):
