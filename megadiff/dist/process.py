@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,6 +61,8 @@ def _init_deepspeed(use_cuda: bool, timeout_seconds: int) -> None:
     from deepspeed.utils import logger
 
     logger.setLevel("WARNING")
+    # torch 2.13 renames these two; the old names are the only ones that torch 2.10 has.
+    warnings.filterwarnings("ignore", r"`torch.distributed.\w+_tensor` is deprecated", FutureWarning)
     if not use_cuda:
         # The helper for shared-memory all-reduce compiles for more than a minute on its first use; gloo serves.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
