@@ -49,17 +49,18 @@ def save_and_go_on(config: Config, root: Path) -> RankState:
     for step in range(SAVED_STEPS):
         train_one_step(engine, step)
     save_checkpoint(engine, root, FINGERPRINT)
-    return _go_on(engine)
+    return go_on(engine)
 
 
 def load_and_go_on(config: Config, folder: Path) -> RankState:
     """Loads into a new engine, which starts from other values, and trains on."""
     engine = ready_engine(config)
     load_checkpoint(engine, folder, FINGERPRINT)
-    return _go_on(engine)
+    return go_on(engine)
 
 
-def _go_on(engine: Engine) -> RankState:
+def go_on(engine: Engine) -> RankState:
+    """The engine's state as it is, and the losses of some more steps."""
     keys, shards = state_keys(engine.config.optimizer), engine.shards
     pieces = {
         "model": pieces_of(engine, lambda shard: shard.master),
