@@ -29,14 +29,9 @@ from tests.pool import WorkerPool
 Pools = Mapping[int, WorkerPool]
 
 
-def train_in_parts(
-    pool: WorkerPool, run_dir: Path, stops: tuple[int, ...], **settings: Any
-) -> list[RunReport]:
+def train_in_parts(pool: WorkerPool, run_dir: Path, stops: tuple[int, ...], **settings: Any) -> list[RunReport]:
     """Trains one run folder with a stop after each of some steps."""
-    return [
-        train_well(pool, tiny_config(train__stop_at_step=stop, **settings), run_dir, resume=None)
-        for stop in stops
-    ]
+    return [train_well(pool, tiny_config(train__stop_at_step=stop, **settings), run_dir, resume=None) for stop in stops]
 
 
 def test_b17_weights_average_and_optimizer_go_on_bit_for_bit(pools: Pools, tmp_path: Path) -> None:
@@ -80,9 +75,7 @@ def test_b20_the_second_resume_counts_on(pools: Pools, tmp_path: Path) -> None:
     """30 steps as 30, 10 + 20 and 10 + 10 + 10, over the end of an epoch of 37 samples."""
     settings = {"train__steps": 30, "checkpoint__save_every_steps": 5, "data__num_samples": 37}
     plans = {"one": (30,), "two": (10, 30), "three": (10, 20, 30)}
-    reports = {
-        name: train_in_parts(pools[1], tmp_path / name, stops, **settings) for name, stops in plans.items()
-    }
+    reports = {name: train_in_parts(pools[1], tmp_path / name, stops, **settings) for name, stops in plans.items()}
     seen = {name: [ids for report in parts for ids in report.sample_ids] for name, parts in reports.items()}
     entries = {name: [i for report in parts for i in report.indices] for name, parts in reports.items()}
     assert [len(report.sample_ids) for report in reports["three"]] == [10, 10, 10]
@@ -108,9 +101,7 @@ def test_b20_a_finished_run_is_not_trained_further(pools: Pools, tmp_path: Path)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1])
-def test_b18_the_rate_in_the_optimizer_equals_the_straight_run(
-    pools: Pools, tmp_path: Path, zero_stage: int
-) -> None:
+def test_b18_the_rate_in_the_optimizer_equals_the_straight_run(pools: Pools, tmp_path: Path, zero_stage: int) -> None:
     """Rate and weight decay where the optimizer steps; 7 lies inside the warm-up of 8 steps, 13 after it."""
     settings = {"parallel__zero_stage": zero_stage}
     (straight,) = train_in_parts(pools[1], tmp_path / "straight", (20,), **settings)
@@ -137,9 +128,7 @@ def test_stop_at_step_keeps_the_horizon(pools: Pools, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("log_every_steps", [1, 10])
-def test_a_crash_leaves_a_log_that_the_resume_repairs(
-    pools: Pools, tmp_path: Path, log_every_steps: int
-) -> None:
+def test_a_crash_leaves_a_log_that_the_resume_repairs(pools: Pools, tmp_path: Path, log_every_steps: int) -> None:
     """The log holds every step of the checkpoint, also those that were still waiting for a log step."""
     settings = {"checkpoint__save_every_steps": 5, "monitor__log_every_steps": log_every_steps}
     config = tiny_config(**settings)
