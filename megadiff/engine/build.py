@@ -51,6 +51,8 @@ def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
     engine = Engine(config, layout, grid, stage, wrapped, objective, runner, shards, process.device)
     if layout.zero_stage == 0:
         _clip_before_step(engine, optimizer, stage)
+        if layout.data == 1:
+            _skip_reduction(wrapped)
     if config.train.precision == "fp64":
         wrapped.buffered_allreduce_fallback = lambda **_: average_gradients(stage.chain.parameters(), grid.data)
     return engine
@@ -72,6 +74,14 @@ def check_device(config: Config, process: Process) -> None:
         raise ConfigError("train.precision = fp16 does not exist on CPU; use fp32 or bf16")
     if config.train.attention_backend == "flash_attn":
         require_flash_attn()
+
+
+def _skip_reduction(engine: deepspeed.DeepSpeedEngine) -> None:
+    """Keeps DeepSpeed from flattening, summing and copying back the gradients of a single data rank."""
+    if isinstance(engine, deepspeed.PipelineEngine):
+        engine.pipeline_enable_backward_allreduce = False
+    else:
+        engine.enable_backward_allreduce = False
 
 
 def _clip_before_step(engine: Engine, optimizer: torch.optim.Optimizer, stage: Stage) -> None:

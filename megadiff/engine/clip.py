@@ -21,14 +21,16 @@ def global_norm(parameters: Iterable[nn.Parameter], grid: Grid) -> Tensor:
     A parameter that every tensor rank holds (no `tensor_model_parallel` mark) counts on tensor rank 0 only; pipeline
     stages hold different parameters; data ranks hold equal, already averaged gradients.
     """
-    total: Tensor | None = None
-    for parameter in parameters:
-        if total is None:
-            total = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
-        counted = grid.tensor.index == 0 or getattr(parameter, "tensor_model_parallel", False)
-        if parameter.grad is not None and counted:
-            total += parameter.grad.square().sum()
-    assert total is not None, "a stage without parameters"
+    held = list(parameters)
+    grads = [
+        parameter.grad
+        for parameter in held
+        if parameter.grad is not None
+        and (grid.tensor.index == 0 or getattr(parameter, "tensor_model_parallel", False))
+    ]
+    total = torch.zeros((), dtype=held[0].dtype, device=held[0].device)
+    if grads:
+        total += torch.stack(torch._foreach_norm(grads)).square().sum()
     dist.all_reduce(total, group=grid.model_group)
     return total.sqrt()
 
