@@ -87,8 +87,8 @@ def _check_pictures(config: Config) -> None:
     """Refuses latents before they are made, on every rank alike."""
     if config.model.in_channels not in (1, 3):
         raise DataError(
-            f"the network makes latents of {config.model.in_channels} channels, which are no pictures; decode them with "
-            "the VAE that they were stored with"
+            f"the network makes latents of {config.model.in_channels} channels, which are no pictures; decode them "
+            "with the VAE that they were stored with"
         )
 
 

@@ -1,7 +1,7 @@
 """Lets all ranks go on together or fail together: a fault on one rank is raised on every rank."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
@@ -42,8 +42,7 @@ def on_first(action: Callable[[], Result]) -> Result:
     Raises:
         MegadiffError: what it raised, on every rank.
     """
-    outcome: list[Result] = []
-    together(lambda: outcome.append(action()) if dist.get_rank() == 0 else None)
-    box = list(outcome) or [None]
+    box: list[Any] = [together(lambda: action() if dist.get_rank() == 0 else None)]
     dist.broadcast_object_list(box, src=0)
-    return box[0]  # type: ignore[return-value]
+    result: Result = box[0]
+    return result

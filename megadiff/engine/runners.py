@@ -26,13 +26,13 @@ class MicroBatch:
 class Runner(Protocol):
     """One optimizer step's computation."""
 
-    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: Tensor) -> Tensor:
         """Runs all micro-batches and the optimizer step.
 
         Args:
             micro_batches: as many as the accumulation; empty on stages that read no data.
-            loss_scale: factor on each micro-batch's loss sum, so that DeepSpeed's mean over micro-batches and data
-                ranks is the mean over the elements of the global batch.
+            loss_scale: 0-dim factor on each micro-batch's loss sum, so that DeepSpeed's mean over micro-batches and
+                data ranks is the mean over the elements of the global batch.
 
         Returns:
             The sum over micro-batches of the unscaled loss sums, detached; zero on ranks that compute no loss.
@@ -46,7 +46,7 @@ class WholeRunner:
     def __init__(self, engine: deepspeed.DeepSpeedEngine, objective: DiffusionObjective, device: torch.device) -> None:
         self.engine, self.objective, self.device = engine, objective, device
 
-    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: Tensor) -> Tensor:
         total: Tensor | None = None
         for micro in micro_batches:
             inputs = micro.inputs
@@ -64,7 +64,7 @@ class PipelineLoss:
 
     def __init__(self, objective: DiffusionObjective) -> None:
         self.objective = objective
-        self.scale = 1.0
+        self.scale = torch.ones(())
         self.sums: list[Tensor] = []
 
     def __call__(self, output: Tensor, labels: tuple[Tensor, ...]) -> Tensor:
@@ -80,7 +80,7 @@ class PipelineRunner:
         self.engine, self.loss, self.device = engine, loss, device
         walk_backward_once(engine)
 
-    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: float) -> Tensor:
+    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: Tensor) -> Tensor:
         self.loss.scale, self.loss.sums = loss_scale, []
         self.engine.train_batch(data_iter=_pipeline_items(micro_batches))
         if self.loss.sums:

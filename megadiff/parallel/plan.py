@@ -69,9 +69,15 @@ class Slice:
 
 @dataclass
 class Sharding:
-    """What `apply_plan` did: the slice of every sharded parameter, by global name."""
+    """What `apply_plan` did.
+
+    Attributes:
+        slices: the slice of every sharded parameter, by global name.
+        partial: names of the parameters that every rank holds but of which each computes a part of the gradient.
+    """
 
     slices: dict[str, Slice] = field(default_factory=dict)
+    partial: set[str] = field(default_factory=set)
 
     def full_shapes(self) -> dict[str, torch.Size]:
         """The unsharded shapes of the sharded parameters."""
@@ -155,7 +161,7 @@ def apply_plan(chain: Chain, plan: Plan, axis: Axis, sequence_parallel: bool) ->
         if style is not None:
             _shard_linear(chain, name, module, style, axis, sequence_parallel, sharding)
     _enter_regions(chain, plan, axis, sequence_parallel)
-    _sum_partial_gradients(chain, plan, axis, sequence_parallel)
+    sharding.partial = _partial_parameters(chain, plan, sequence_parallel)
     _part_dropout_streams(chain, plan, axis, sequence_parallel)
     if sequence_parallel:
         _shard_tokens(chain, plan, axis)
@@ -197,24 +203,22 @@ def _enter_regions(chain: Chain, plan: Plan, axis: Axis, sequence: bool) -> None
         module.register_forward_pre_hook(lambda _, inputs: (enter(inputs[0], axis), *inputs[1:]))
 
 
-def _sum_partial_gradients(chain: Chain, plan: Plan, axis: Axis, sequence: bool) -> None:
-    """Marks the parameters that every rank holds but of which each computes a part of the gradient."""
-    biases = {f"{name}.bias" for name, m in chain.named_modules() if sequence and isinstance(m, RowLinear)}
-    for name, parameter in chain.named_parameters():
-        if name in biases or any(matches(p, name) for p in plan.partial):
-            parameter.partial_gradient_axis = axis
+def _partial_parameters(chain: Chain, plan: Plan, sequence: bool) -> set[str]:
+    """The plan's `partial` entries and, where tokens are sharded, the biases that are added to this rank's tokens."""
+    biases = {f"{name}.bias" for name, module in chain.named_modules() if sequence and isinstance(module, RowLinear)}
+    names = {name for name, _ in chain.named_parameters()}
+    return (names & biases) | {name for name in names if any(matches(p, name) for p in plan.partial)}
 
 
-def sum_partial_gradients(chain: Chain) -> None:
-    """Hooks the parameters that `apply_plan` marked, so that each backward sums their gradients over the tensor ranks.
+def sum_partial_gradients(chain: Chain, partial: set[str], axis: Axis) -> None:
+    """Makes each backward pass sum the gradients of the `partial` parameters over the tensor ranks.
 
     Called once the parameters have their final storage. The hook runs before the gradient is accumulated, so every
     ZeRO stage sees whole gradients.
     """
-    for parameter in chain.parameters():
-        axis: Axis | None = getattr(parameter, "partial_gradient_axis", None)
-        if axis is not None:
-            parameter.register_hook(lambda grad, axis=axis: collectives.all_reduce(grad, axis))
+    for name, parameter in chain.named_parameters():
+        if name in partial:
+            parameter.register_hook(lambda grad: collectives.all_reduce(grad, axis))
 
 
 def _part_dropout_streams(chain: Chain, plan: Plan, axis: Axis, sequence: bool) -> None:

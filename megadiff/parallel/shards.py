@@ -6,6 +6,7 @@ owned values in full precision, and the optimizer's state for them, are one-dime
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import deepspeed
 import torch
@@ -135,7 +136,7 @@ def _shard(
     name: str, parameter: nn.Parameter, sharding: Sharding, grid: Grid, index: int, zero: int, locate: _Locate
 ) -> Shard:
     cut = sharding.slices.get(name)
-    shape = torch.Size(parameter.ds_shape) if zero == 3 else parameter.shape
+    shape = torch.Size(getattr(parameter, "ds_shape", parameter.shape))  # ZeRO 3 empties the parameter itself
     copied_by_data = zero == 0 and grid.data.index != index % grid.data.degree
     copied_by_tensor = cut is None and grid.tensor.index != 0
     start, stop, master, flat, flat_start = locate(parameter)
@@ -162,7 +163,7 @@ def _locate_whole(parameter: nn.Parameter, data: Axis, optimizer: torch.optim.Op
     return 0, parameter.numel(), parameter.data.view(-1), parameter, 0
 
 
-def _locate_mapped(parameter: nn.Parameter, data: Axis, optimizer: torch.optim.Optimizer) -> _Place:
+def _locate_mapped(parameter: Any, data: Axis, optimizer: torch.optim.Optimizer) -> _Place:
     """ZeRO 1 and 2: the range that `_hp_mapping` names, which is None where this rank owns nothing of the parameter."""
     mapping = parameter._hp_mapping
     if mapping is None:
@@ -172,7 +173,7 @@ def _locate_mapped(parameter: nn.Parameter, data: Axis, optimizer: torch.optim.O
     return low.start, low.start + low.numel, flat.data.narrow(0, high.start, high.numel), flat, high.start
 
 
-def _locate_zero3(parameter: nn.Parameter, data: Axis, optimizer: torch.optim.Optimizer) -> _Place:
+def _locate_zero3(parameter: Any, data: Axis, optimizer: torch.optim.Optimizer) -> _Place:
     """ZeRO 3: equal parts over the data ranks, the last ones padded."""
     zero3 = parameter._z3_optimizer
     group, position, part = zero3.grad_position[zero3.get_param_id(parameter)]

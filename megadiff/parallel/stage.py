@@ -45,7 +45,7 @@ def build_stage(config: Config, grid: Grid, device: torch.device, dtype: torch.d
     materialize(
         chain, config.model, config.train.seed, dtype, device, sharding.full_shapes(), sharding.local_part
     )
-    sum_partial_gradients(chain)
+    sum_partial_gradients(chain, sharding.partial, grid.tensor)
     chain.set_recompute(config.train.activation_checkpointing, config.train.activation_checkpoint_every_blocks)
     if config.train.compile:
         chain.compile_blocks()

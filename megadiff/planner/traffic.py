@@ -118,9 +118,8 @@ def tensor_traffic(config: Config, layout: Layout, stage: int) -> Bytes:
 
 def _partial_gradient_bytes(config: Config, layers: tuple[str, ...]) -> int:
     """Gradients of parameters that every tensor rank holds and of which each computes a part."""
-    chain, _ = stage_chain(config, layers)
-    partial = [p.numel() for p in chain.parameters() if getattr(p, "partial_gradient_axis", None) is not None]
-    return _width(config) * sum(partial)
+    chain, sharding = stage_chain(config, layers)
+    return _width(config) * sum(p.numel() for name, p in chain.named_parameters() if name in sharding.partial)
 
 
 def num_tokens(config: Config) -> int:
