@@ -16,7 +16,7 @@ from megadiff.config.schema import Config, OptimizerConfig
 from megadiff.dist.grid import Axis
 from megadiff.models import chain_builders
 from megadiff.models.chain import Chain
-from megadiff.parallel.plan import apply_plan
+from megadiff.parallel.plan import Sharding, apply_plan
 from megadiff.parallel.plans import plan_for
 from megadiff.parallel.stage import DTYPES, stage_layers
 
@@ -65,21 +65,21 @@ def tensor_axis(degree: int) -> Axis:
     return Axis(degree, 0, tuple(range(degree)), cast(dist.ProcessGroup, None))
 
 
-def stage_chain(config: Config, layers: tuple[str, ...]) -> tuple[Chain, set[str]]:
-    """A stage on the meta device as a tensor rank holds it, and the names of its sharded parameters."""
+def stage_chain(config: Config, layers: tuple[str, ...]) -> tuple[Chain, Sharding]:
+    """A stage on the meta device as a tensor rank holds it, and how it is sharded."""
     chain = Chain(chain_builders(config.model), only=layers)
     degree = config.parallel.tensor_model_parallel_size
     sharding = apply_plan(chain, plan_for(config.model), tensor_axis(degree), config.parallel.sequence_parallel)
-    return chain, set(sharding.slices)
+    return chain, sharding
 
 
 def stage_parameters(config: Config) -> list[StageParameters]:
     """The parameters of every pipeline stage, read off the sharded network on the meta device."""
     stages = []
     for layers in stage_layers(config):
-        chain, cut = stage_chain(config, layers)
+        chain, sharding = stage_chain(config, layers)
         sizes = {name: parameter.numel() for name, parameter in chain.named_parameters()}
-        sharded = sum(sizes[name] for name in cut)
+        sharded = sum(sizes[name] for name in sharding.slices)
         stages.append(StageParameters(layers, sharded, sum(sizes.values()) - sharded, tuple(sizes.values())))
     return stages
 
