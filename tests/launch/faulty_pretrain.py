@@ -14,6 +14,7 @@ from megadiff.dist.launcher import launched_rank
 from megadiff.engine.engine import Engine, StepResult
 
 FAULT_STEP = 2
+BEFORE_INIT = os.environ["FAULT"].endswith("before_init")
 _train_step, _start = Engine.train_step, process.start
 
 
@@ -25,18 +26,18 @@ def fail() -> None:
             raise RuntimeError(f"injected fault {os.environ['FAULT']}")
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        case "exits_0":
+        case "exits_0" | "exits_0_before_init":
             sys.exit(0)
 
 
 def start(timeout_seconds: int) -> process.Process:
-    if os.environ["FAULT"] == "before_init" and launched_rank() == 1:
+    if BEFORE_INIT and launched_rank() == 1:
         fail()
     return _start(timeout_seconds)
 
 
 def train_step(engine: Engine, micro_batches: Sequence[Batch]) -> StepResult:
-    if os.environ["FAULT"] != "before_init" and launched_rank() == 1 and engine.steps == FAULT_STEP:
+    if not BEFORE_INIT and launched_rank() == 1 and engine.steps == FAULT_STEP:
         fail()
     return _train_step(engine, micro_batches)
 
