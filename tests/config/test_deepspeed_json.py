@@ -268,11 +268,11 @@ def test_loss_scale_starts_as_the_project_says() -> None:
         ("fp64", 0, 0.0),
         ("fp32", 1, 0.7),
         ("fp32", 3, 0.7),
-        ("bf16", 0, 0.7),
-        ("fp16", 0, 0.7),
+        ("bf16", 1, 0.7),
+        ("fp16", 2, 0.7),
     ],
 )
-def test_deepspeed_clips_except_at_stage_0_in_full_precision(precision: str, stage: int, clip: float) -> None:
+def test_deepspeed_clips_except_at_stage_0(precision: str, stage: int, clip: float) -> None:
     settings = {"train.precision": precision, "parallel.zero_stage": stage, "optimizer.clip_norm": 0.7}
     config = load_config(None, settings)
     assert build_deepspeed_config(config, resolve_layout(config, 1))["gradient_clipping"] == clip
@@ -313,6 +313,7 @@ def test_built_dict_is_complete() -> None:
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "bf16": {"enabled": True},
+        "data_types": {"grad_accum_dtype": "fp32"},
         "pipeline": {"pipe_partitioned": False, "grad_partitioned": False, "use_reentrant": False},
     }
 

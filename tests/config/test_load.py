@@ -278,3 +278,8 @@ def test_config_error_comes_in_under_a_second_without_torch() -> None:
     assert "did you mean --train.seed?" in result.stdout
     # Processor time, which other tests that run beside this one do not lengthen.
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
+
+
+@pytest.mark.parametrize(("precision", "stage"), [("fp32", 0), ("fp64", 0), ("bf16", 1), ("fp16", 1)])
+def test_the_default_stage_has_masters_for_half_precision(precision: str, stage: int) -> None:
+    assert load_config(None, {"train.precision": precision}).parallel.zero_stage == stage

@@ -125,6 +125,10 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
     "_float64_needs_zero_0": [
         ({"train.precision": "fp64", "parallel.zero_stage": 1}, ("fp64", "= 1"), {"parallel.zero_stage": 0}),
     ],
+    "_half_needs_masters": [
+        ({"train.precision": half, "parallel.zero_stage": 0}, (half, "= 0"), {"parallel.zero_stage": 1})
+        for half in ("bf16", "fp16")
+    ],
 }
 CASES = [(name, *case) for name, cases in BROKEN.items() for case in cases]
 
