@@ -26,7 +26,7 @@ Pools = Mapping[int, WorkerPool]
 def run_dir(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny run whose weights and moving average differ, with names for its classes."""
     path = tmp_path_factory.mktemp("run")
-    train_well(pools[1], tiny_config(ema__decay=0.99, ema__warmup=False), path)
+    train_well(pools[1], tiny_config(ema__decay=0.8, ema__warmup=False, train__steps=60), path)
     (path / "classes.json").write_text(json.dumps(NAMES))
     return path
 
@@ -137,7 +137,7 @@ def test_an_unknown_class_proposes_the_nearest(pools: Pools, run_dir: Path, text
 
 
 def test_raw_weights_and_average_make_different_images(pools: Pools, run_dir: Path, tmp_path: Path) -> None:
-    tensors = stored(checkpoint(run_dir, 20))
+    tensors = stored(checkpoint(run_dir, 60))
     assert not torch.equal(tensors["ema/head.out.weight"], tensors["model/head.out.weight"])
     arguments = ("--num-images", "1", "--class", "cat")
     default, ema, raw = (
