@@ -25,8 +25,7 @@ def global_norm(parameters: Iterable[nn.Parameter], grid: Grid) -> Tensor:
     grads = [
         parameter.grad
         for parameter in held
-        if parameter.grad is not None
-        and (grid.tensor.index == 0 or getattr(parameter, "tensor_model_parallel", False))
+        if parameter.grad is not None and (grid.tensor.index == 0 or getattr(parameter, "tensor_model_parallel", False))
     ]
     total = torch.zeros((), dtype=held[0].dtype, device=held[0].device)
     if grads:

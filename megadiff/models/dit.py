@@ -36,7 +36,7 @@ class Embed(nn.Module):
 
     def forward(self, state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         x_t, t, labels = state
-        tokens = self.patch(x_t.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2)
+        tokens = self.patch(x_t.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2).contiguous()
         return tokens + self.positions.to(tokens.dtype), self.time(t) + self.label(labels)
 
 
