@@ -68,7 +68,7 @@ def check_device(config: Config, process: Process) -> None:
     """Refuses what this machine cannot do.
 
     Raises:
-        ConfigError: fp16 without CUDA, half precision without sharded masters, or flash-attn that is not installed.
+        ConfigError: fp16 without CUDA, or flash-attn that is not installed.
     """
     if config.train.precision == "fp16" and process.device.type == "cpu":
         raise ConfigError("train.precision = fp16 does not exist on CPU; use fp32 or bf16")
