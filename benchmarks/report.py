@@ -75,7 +75,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.ratio:.3f}",
         "" if row.must is None else f"{sign}{row.must:g}",
         "" if row.aim is None else f"{row.aim:g}",
-        "ok" if row.is_kept else "MISSED",
+        "" if row.must is None else "ok" if row.is_kept else "MISSED",
     )
 
 
