@@ -41,25 +41,17 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "source", type=Path, help="a run or checkpoint folder; with --from a folder or file of weights"
-    )
-    parser.add_argument(
-        "target", type=Path, help="the folder to write, which must not exist; with --from a run folder"
-    )
+    parser.add_argument("source", type=Path, help="a run or checkpoint folder; with --from a folder or file of weights")
+    parser.add_argument("target", type=Path, help="the folder to write, which must not exist; with --from a run folder")
     direction = parser.add_mutually_exclusive_group(required=True)
     direction.add_argument("--to", choices=_NAMES, help="export under these names")
     direction.add_argument("--from", dest="origin", choices=_NAMES, help="import from these names")
-    parser.add_argument(
-        "--max-shard-size", default="5GB", help="largest file, such as 5GB or 500MiB (default 5GB)"
-    )
+    parser.add_argument("--max-shard-size", default="5GB", help="largest file, such as 5GB or 500MiB (default 5GB)")
     export = parser.add_argument_group("export")
     export.add_argument("--weights", choices=("ema", "raw"), help="moving average (default) or raw weights")
     export.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default float32")
     imports = parser.add_argument_group("import")
-    imports.add_argument(
-        "--config", type=Path, help="settings of the new run; its network must be that of the weights"
-    )
+    imports.add_argument("--config", type=Path, help="settings of the new run; its network must be that of the weights")
     imports.add_argument("--num-heads", type=int, help="attention heads, where the weights do not say")
     imports.add_argument(
         "--accept-norm-eps", action="store_true", help="take weights trained with another LayerNorm epsilon"

@@ -69,9 +69,7 @@ def test_the_mathematics_sees_no_ranks(tmp_path: Path, package: str, source: str
     assert plant(tmp_path, f"megadiff/{package}/part.py", source)
 
 
-@pytest.mark.parametrize(
-    "source", ["import torch\n", "def f():\n    import numpy\n", "from torch import nn\n"]
-)
+@pytest.mark.parametrize("source", ["import torch\n", "def f():\n    import numpy\n", "from torch import nn\n"])
 def test_config_imports_no_torch(tmp_path: Path, source: str) -> None:
     assert plant(tmp_path, "megadiff/config/load.py", source)
 

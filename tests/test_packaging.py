@@ -34,9 +34,7 @@ def pins(python_version: str) -> dict[str, str]:
     """Package -> pinned version under one Python version."""
     lines = (ROOT / "requirements/constraints.txt").read_text().splitlines()
     parsed = [Requirement(line) for line in lines if line and not line.startswith("#")]
-    chosen = [
-        pin for pin in parsed if pin.marker is None or pin.marker.evaluate({"python_version": python_version})
-    ]
+    chosen = [pin for pin in parsed if pin.marker is None or pin.marker.evaluate({"python_version": python_version})]
     versions = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in chosen}
     assert len(versions) == len(chosen), f"a package is pinned twice under Python {python_version}"
     return versions

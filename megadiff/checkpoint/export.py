@@ -73,13 +73,10 @@ def _check_objection(convention: Convention, model: ModelConfig) -> None:
     reason = convention.objection(model)
     if reason is not None:
         others = [
-            other.title
-            for other in CONVENTIONS.values()
-            if other is not convention and not other.objection(model)
+            other.title for other in CONVENTIONS.values() if other is not convention and not other.objection(model)
         ]
         raise CheckpointError(
-            f"an export to {convention.title} names would change the results ({reason}); "
-            f"use {' or '.join(others)}"
+            f"an export to {convention.title} names would change the results ({reason}); use {' or '.join(others)}"
         )
 
 
@@ -117,9 +114,7 @@ class _Export:
             index = {
                 "metadata": {"total_size": sum(map(self._num_bytes, rows))},
                 "weight_map": {
-                    rows[position].theirs: name
-                    for name, shard in zip(names, shards, strict=True)
-                    for position in shard
+                    rows[position].theirs: name for name, shard in zip(names, shards, strict=True) for position in shard
                 },
             }
             _write_json(folder / f"{self.convention.stem}.safetensors.index.json", index)
@@ -134,9 +129,7 @@ class _Export:
     def _num_bytes(self, row: NameRow) -> int:
         model = self.config.model
         tokens = (model.input_size // model.patch_size) ** 2
-        numel = (
-            sum(math.prod(self.shapes[name]) for name in row.ours) if row.ours else tokens * model.hidden_size
-        )
+        numel = sum(math.prod(self.shapes[name]) for name in row.ours) if row.ours else tokens * model.hidden_size
         return numel * self.dtype.itemsize
 
     def _tensor(self, row: NameRow) -> Tensor:
@@ -150,9 +143,7 @@ class _Export:
         exact = self.reader.read(_KIND_OF[self.settings.weights], name)
         cast = exact.to(self.dtype)
         if self.dtype == torch.float16 and bool((cast.isinf() & exact.isfinite()).any()):
-            raise CheckpointError(
-                f"{name} has values beyond the range of float16; use --dtype bfloat16 or float32"
-            )
+            raise CheckpointError(f"{name} has values beyond the range of float16; use --dtype bfloat16 or float32")
         return cast
 
     def _metadata(self) -> dict[str, str]:

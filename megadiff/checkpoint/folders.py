@@ -62,13 +62,10 @@ def check_files(folder: Path, index: Index) -> None:
         try:
             found = path.stat().st_size
         except OSError:
-            raise CheckpointError(
-                f"{path} is missing, so the checkpoint is incomplete; choose another one"
-            ) from None
+            raise CheckpointError(f"{path} is missing, so the checkpoint is incomplete; choose another one") from None
         if found != record.bytes:
             raise CheckpointError(
-                f"{path} has {found} bytes instead of {record.bytes}, so it is damaged; "
-                "choose another checkpoint"
+                f"{path} has {found} bytes instead of {record.bytes}, so it is damaged; choose another checkpoint"
             )
 
 
@@ -120,9 +117,7 @@ def _named_by(latest: Path) -> Path:
     if (root / (REPLACED + name)).is_dir():
         return root / (REPLACED + name)
     found = ", ".join(folder.name for folder in list_complete(root)) or "none"
-    raise CheckpointError(
-        f"{latest} names {name}, which does not exist; write a complete one into it ({found})"
-    )
+    raise CheckpointError(f"{latest} names {name}, which does not exist; write a complete one into it ({found})")
 
 
 def _read_latest(latest: Path) -> str:
@@ -131,9 +126,7 @@ def _read_latest(latest: Path) -> str:
     except (OSError, UnicodeDecodeError):
         name = ""
     if not _STEP.fullmatch(name):
-        raise CheckpointError(
-            f"{latest} does not hold the name of a checkpoint; write one into it or delete it"
-        )
+        raise CheckpointError(f"{latest} does not hold the name of a checkpoint; write one into it or delete it")
     return name
 
 

@@ -185,9 +185,7 @@ def check_index(index: Index, source: str) -> None:
     for name, record in index.tensors.items():
         for piece in record.pieces:
             if piece.file not in index.files:
-                raise CheckpointError(
-                    f"{source}: {name} refers to {piece.file}, which is not among its files"
-                )
+                raise CheckpointError(f"{source}: {name} refers to {piece.file}, which is not among its files")
             _check_piece(name, record.shape, piece, source)
         stored, wanted = sum(math.prod(piece.size) for piece in record.pieces), math.prod(record.shape)
         if stored < wanted:
@@ -203,8 +201,7 @@ def _check_piece(name: str, shape: Sequence[int], piece: PieceRecord, source: st
     )
     if not fits:
         raise CheckpointError(
-            f"{source}: the piece of {name} at {piece.offset} of size {piece.size} does not fit into "
-            f"{tuple(shape)}"
+            f"{source}: the piece of {name} at {piece.offset} of size {piece.size} does not fit into {tuple(shape)}"
         )
 
 

@@ -54,9 +54,7 @@ class Origin:
         """
         shape = self.shapes.get(name, ())
         if len(shape) != dims or 0 in shape:
-            raise CheckpointError(
-                f"the weights hold no {name} with {dims} dims; choose the convention they follow"
-            )
+            raise CheckpointError(f"the weights hold no {name} with {dims} dims; choose the convention they follow")
         return shape
 
 

@@ -102,9 +102,7 @@ def _read_model(origin: Origin) -> ModelConfig:
         raise CheckpointError(f"there is no config.json beside the weights; {_CLASS_NAME} folders have one")
     values = {**_DEFAULTS, **_FIXED, **origin.config}
     if values.get("_class_name", _CLASS_NAME) != _CLASS_NAME:
-        raise CheckpointError(
-            f"config.json is of a {values['_class_name']}; only {_CLASS_NAME} can be imported"
-        )
+        raise CheckpointError(f"config.json is of a {values['_class_name']}; only {_CLASS_NAME} can be imported")
     for key, needed in _FIXED.items():
         if values[key] != needed:
             raise CheckpointError(f"config.json has {key} = {values[key]!r}; only {needed!r} can be imported")

@@ -28,8 +28,7 @@ def _read_model(origin: Origin) -> ModelConfig:
         return ModelConfig.model_validate_json(origin.metadata["model"])
     except KeyError:
         raise CheckpointError(
-            "the header of these weights does not say which network they belong to; "
-            "give its config with --config"
+            "the header of these weights does not say which network they belong to; give its config with --config"
         ) from None
     except ValidationError as error:
         raise CheckpointError(

@@ -17,9 +17,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         CheckpointError: `target` exists, which is never overwritten, or cannot be written.
     """
     if target.exists() or target.is_symlink():
-        raise CheckpointError(
-            f"{target} exists already and is not overwritten; remove it or choose another name"
-        )
+        raise CheckpointError(f"{target} exists already and is not overwritten; remove it or choose another name")
     temporary = target.with_name(f".{target.name}.writing")
     try:
         shutil.rmtree(temporary, ignore_errors=True)

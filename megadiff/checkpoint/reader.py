@@ -177,9 +177,7 @@ class CheckpointReader:
         try:
             return self.index.tensors[f"{kind}/{name}"]
         except KeyError:
-            raise CheckpointError(
-                f"{self.folder} holds no {kind}/{name}; it belongs to another network"
-            ) from None
+            raise CheckpointError(f"{self.folder} holds no {kind}/{name}; it belongs to another network") from None
 
     def _read_piece(
         self, piece: PieceRecord, record: TensorRecord, offset: tuple[int, ...], size: tuple[int, ...]
@@ -194,22 +192,16 @@ class CheckpointReader:
             else:
                 part = file.get_slice(piece.key)
                 if tuple(part.get_shape()) != piece.size:
-                    raise CheckpointError(
-                        f"{path}: {piece.key} does not have the shape {piece.size} of the index"
-                    )
+                    raise CheckpointError(f"{path}: {piece.key} does not have the shape {piece.size} of the index")
                 values = part[slices(offset, size, origin=piece.offset)]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} cannot be read ({error}); choose another checkpoint") from None
         if values.dtype != DTYPES[record.dtype] or tuple(values.shape) != size:
-            raise CheckpointError(
-                f"{path}: {piece.key} is not the {record.dtype} tensor that the index states"
-            )
+            raise CheckpointError(f"{path}: {piece.key} is not the {record.dtype} tensor that the index states")
         return values
 
 
-def check_shapes(
-    stored: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]], source: str
-) -> None:
+def check_shapes(stored: Mapping[str, Sequence[int]], expected: Mapping[str, Sequence[int]], source: str) -> None:
     """Compares names and shapes.
 
     Raises:

@@ -46,6 +46,4 @@ def _delete(folder: Path) -> None:
         folder.rename(trash)
         shutil.rmtree(trash)
     except OSError as error:
-        raise CheckpointError(
-            f"cannot delete the old checkpoint {folder}: {error}; delete it by hand"
-        ) from None
+        raise CheckpointError(f"cannot delete the old checkpoint {folder}: {error}; delete it by hand") from None

@@ -53,9 +53,7 @@ def _files(path: Path) -> list[Path]:
     if path.is_file():
         return _indexed(path) if path.name.endswith(_INDEX_SUFFIX) else [path]
     if not path.is_dir():
-        raise CheckpointError(
-            f"{path} does not exist; give a folder with safetensors files, or one such file"
-        )
+        raise CheckpointError(f"{path} does not exist; give a folder with safetensors files, or one such file")
     indexes = sorted(path.glob(f"*{_INDEX_SUFFIX}"))
     if len(indexes) == 1:
         return _indexed(indexes[0])
@@ -75,9 +73,7 @@ def _indexed(index: Path) -> list[Path]:
     for name in weight_map.values():
         # A name with a folder in it could point anywhere.
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(_SUFFIX):
-            raise CheckpointError(
-                f"{index} names {name!r} as a file of weights; only files beside it are read"
-            )
+            raise CheckpointError(f"{index} names {name!r} as a file of weights; only files beside it are read")
     return [index.with_name(name) for name in sorted(set(weight_map.values()))]
 
 

@@ -154,9 +154,7 @@ def _host_copy(piece: Piece, addresses: set[int]) -> torch.Tensor:
 def _record(piece: Piece, key: str) -> ManifestPiece:
     dtype = _DTYPE_NAMES.get(piece.tensor.dtype)
     if dtype is None:
-        raise CheckpointError(
-            f"{piece.kind}/{piece.name} is {piece.tensor.dtype}; use one of {', '.join(DTYPES)}"
-        )
+        raise CheckpointError(f"{piece.kind}/{piece.name} is {piece.tensor.dtype}; use one of {', '.join(DTYPES)}")
     return ManifestPiece(
         kind=piece.kind,
         name=piece.name,
@@ -178,9 +176,7 @@ def save_tensors(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[st
         save_file(tensors, path, metadata)
         sync_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot write {path}: {error}; free some space or choose another folder"
-        ) from None
+        raise CheckpointError(f"cannot write {path}: {error}; free some space or choose another folder") from None
 
 
 def publish(temporary: Path, final: Path, index: Index) -> None:
@@ -205,9 +201,7 @@ def publish(temporary: Path, final: Path, index: Index) -> None:
         for leftover in final.parent.glob(REPLACED + final.name):
             shutil.rmtree(leftover)
     except OSError as error:
-        raise CheckpointError(
-            f"cannot publish {final}: {error}; the checkpoints before it are untouched"
-        ) from None
+        raise CheckpointError(f"cannot publish {final}: {error}; the checkpoints before it are untouched") from None
 
 
 def _rename_into_place(temporary: Path, final: Path) -> None:

@@ -106,18 +106,14 @@ def _check_value(key: str, entry: Passed, value: Any, source: str) -> None:
     wrong = wrong or (bool(entry.choices) and value not in entry.choices)
     wrong = wrong or (entry.kind in ("int", "float") and value < entry.minimum)
     if wrong:
-        raise ConfigError(
-            f"DeepSpeed key {key} = {value!r} in {source} is not accepted; expected {_expected(entry)}"
-        )
+        raise ConfigError(f"DeepSpeed key {key} = {value!r} in {source} is not accepted; expected {_expected(entry)}")
 
 
 def _expected(entry: Passed) -> str:
     if entry.choices:
         return f"one of {', '.join(entry.choices)}"
     names = {"bool": "true or false", "text": "a text", "list": "a list"}
-    return (
-        names.get(entry.kind) or f"{'an integer' if entry.kind == 'int' else 'a number'} >= {entry.minimum}"
-    )
+    return names.get(entry.kind) or f"{'an integer' if entry.kind == 'int' else 'a number'} >= {entry.minimum}"
 
 
 def take_over(
@@ -167,9 +163,7 @@ def _precision(
     flags = {name: values[name]["enabled"] for name in ("bf16", "fp16") if "enabled" in values.get(name, {})}
     for name, flag in flags.items():
         if flag not in (True, False, "auto") or isinstance(flag, int) != isinstance(flag, bool):
-            raise ConfigError(
-                f"DeepSpeed key {name}.enabled = {flag!r} in {source}; expected true, false or auto"
-            )
+            raise ConfigError(f"DeepSpeed key {name}.enabled = {flag!r} in {source}; expected true, false or auto")
     chosen = [name for name, flag in flags.items() if flag is True]
     if len(chosen) > 1:
         raise ConfigError(f"bf16.enabled and fp16.enabled are both true in {source}; enable one of them")
@@ -210,9 +204,7 @@ def check_effect(config: Config) -> None:
     zero = config.deepspeed.get("zero_optimization", {})
     for name in ("offload_param", "offload_optimizer"):
         if name in zero and "device" not in zero[name]:
-            raise ConfigError(
-                f"DeepSpeed key zero_optimization.{name} has no effect without device; add device: cpu"
-            )
+            raise ConfigError(f"DeepSpeed key zero_optimization.{name} has no effect without device; add device: cpu")
     _refuse_linear_in_place(config)
     if zero.get("overlap_comm") and config.parallel.pipeline_model_parallel_size > 1:
         raise ConfigError(

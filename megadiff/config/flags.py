@@ -229,17 +229,13 @@ def _add_key(group: argparse._ArgumentGroup, key: str) -> None:
     choices = [str(choice) for choice in get_args(field.annotation) if isinstance(choice, (str, int))]
     text = f"{' | '.join(choices)}; default {shown}" if choices else f"default {shown}"
     if field.annotation is bool:
-        group.add_argument(
-            f"--{key}", action=_Set, dest=key, nargs="?", const=True, metavar="BOOL", help=text
-        )
+        group.add_argument(f"--{key}", action=_Set, dest=key, nargs="?", const=True, metavar="BOOL", help=text)
     else:
         group.add_argument(f"--{key}", action=_Set, dest=key, metavar="V", help=text)
 
 
 def _add_deepspeed_keys(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "deepspeed", "Single keys of the DeepSpeed JSON, over --deepspeed_config."
-    )
+    group = parser.add_argument_group("deepspeed", "Single keys of the DeepSpeed JSON, over --deepspeed_config.")
     for key in _passed_keys(DEEPSPEED_KEYS, "deepspeed."):
         group.add_argument(f"--{key}", action=_Set, dest=key, metavar="V", help="passed on to DeepSpeed")
 

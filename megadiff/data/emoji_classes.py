@@ -66,9 +66,7 @@ def parse_class(entry: str, groups: Collection[str]) -> EmojiClass:
     label, equals, sources = entry.partition("=")
     parts = sources.split("+") if equals else [label]
     if not label.strip() or not all(part.strip() for part in parts):
-        raise DataError(
-            f"data.classes: {entry!r} is incomplete; write GROUP, LABEL=GROUPS or LABEL=GROUPS:WORDS"
-        )
+        raise DataError(f"data.classes: {entry!r} is incomplete; write GROUP, LABEL=GROUPS or LABEL=GROUPS:WORDS")
     return EmojiClass(label.strip(), tuple(_parse_source(entry, part, groups) for part in parts))
 
 

@@ -91,9 +91,7 @@ def read_idx(path: Path, num_dims: int) -> Tensor:
     try:
         content = gzip.decompress(path.read_bytes())
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"cannot read {path} ({error}); data.path needs the published Fashion-MNIST files"
-        ) from error
+        raise DataError(f"cannot read {path} ({error}); data.path needs the published Fashion-MNIST files") from error
     header = 4 + 4 * num_dims
     if len(content) < header or content[:4] != bytes((0, 0, _UNSIGNED_BYTE, num_dims)):
         raise DataError(f"{path} is no IDX file of unsigned bytes with {num_dims} dimensions; copy it again")

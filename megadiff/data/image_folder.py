@@ -36,9 +36,7 @@ class ImageFolder:
         self.class_names = choose_classes(classes, folders, str(folder))
         self.input_size = input_size
         self.samples = [
-            (path, label)
-            for label, name in enumerate(self.class_names)
-            for path in list_images(folder / name)
+            (path, label) for label, name in enumerate(self.class_names) for path in list_images(folder / name)
         ]
         content = ((path.relative_to(folder).as_posix(), path.stat().st_size) for path, _ in self.samples)
         self.fingerprint = hash_parts(("image_folder", input_size, self.class_names, *content))

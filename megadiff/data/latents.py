@@ -98,14 +98,11 @@ def open_shard(path: Path, shape: tuple[int, int, int], num_classes: int) -> tup
         file = safe_open(path, framework="pt")
         missing = {"latents", "labels"} - set(file.keys())
         if missing:
-            raise DataError(
-                f"{path} has no tensor {min(missing)!r}; store latents (N, C, H, W) and labels (N,)"
-            )
+            raise DataError(f"{path} has no tensor {min(missing)!r}; store latents (N, C, H, W) and labels (N,)")
         latents, labels = file.get_slice("latents"), file.get_slice("labels")
         if latents.get_dtype() not in _FLOATS or labels.get_dtype() not in _INTEGERS:
             raise DataError(
-                f"{path}: latents are {latents.get_dtype()} and labels {labels.get_dtype()}; "
-                "store floats and integers"
+                f"{path}: latents are {latents.get_dtype()} and labels {labels.get_dtype()}; store floats and integers"
             )
         check_shapes(path, tuple(latents.get_shape()), tuple(labels.get_shape()), shape)
         values = labels[:].long()
@@ -115,9 +112,7 @@ def open_shard(path: Path, shape: tuple[int, int, int], num_classes: int) -> tup
     return latents, values
 
 
-def check_shapes(
-    path: Path, latents: tuple[int, ...], labels: tuple[int, ...], shape: tuple[int, int, int]
-) -> None:
+def check_shapes(path: Path, latents: tuple[int, ...], labels: tuple[int, ...], shape: tuple[int, int, int]) -> None:
     """Raise DataError unless latents are (N, *shape) and labels (N,) with the same N."""
     if latents[1:] != shape or labels != latents[:1]:
         raise DataError(

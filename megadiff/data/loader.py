@@ -113,9 +113,7 @@ class BatchLoader:
         self._failure: BaseException | None = None
         self._closed = False
         self._reader = reader
-        self._prefetch = (
-            _Prefetch(reader.read, global_batch_size, prefetch_batches) if prefetch_batches else None
-        )
+        self._prefetch = _Prefetch(reader.read, global_batch_size, prefetch_batches) if prefetch_batches else None
 
     @property
     def position(self) -> int:
@@ -172,9 +170,7 @@ class _Prefetch:
         """Return the next step; the first call starts the thread at `position`."""
         if self._thread is None:
             arguments = (self._read, position, self._stride, self._messages, self._stop)
-            self._thread = threading.Thread(
-                target=_produce, args=arguments, name="megadiff-data", daemon=True
-            )
+            self._thread = threading.Thread(target=_produce, args=arguments, name="megadiff-data", daemon=True)
             self._thread.start()
         step, error = self._messages.get()
         if error is not None:

@@ -40,9 +40,7 @@ class TrainingInputs:
 class DiffusionObjective:
     """Prepares inputs and measures outputs for one schedule, prediction and weighting."""
 
-    def __init__(
-        self, schedule: NoiseSchedule, diffusion_config: DiffusionConfig, num_classes: int, seed: int
-    ) -> None:
+    def __init__(self, schedule: NoiseSchedule, diffusion_config: DiffusionConfig, num_classes: int, seed: int) -> None:
         """Refuses impossible settings at once.
 
         Raises:
@@ -78,9 +76,7 @@ class DiffusionObjective:
         return TrainingInputs(
             x_t=alpha * x0 + sigma * noise,
             t=t,
-            labels=drop_condition(
-                labels, self.num_classes, self.condition_dropout, self.seed, step, sample_ids
-            ),
+            labels=drop_condition(labels, self.num_classes, self.condition_dropout, self.seed, step, sample_ids),
             target=target(self.prediction, x0, noise, alpha, sigma),
             weight=self.weights[t].to(x0.dtype),
         )

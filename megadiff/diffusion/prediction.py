@@ -43,9 +43,7 @@ def to_x0_and_noise(
     raise _unknown(prediction)
 
 
-def convert(
-    output: Tensor, source: str, destination: str, x_t: Tensor, alpha: Tensor, sigma: Tensor
-) -> Tensor:
+def convert(output: Tensor, source: str, destination: str, x_t: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
     """Turn a prediction of one kind into another kind of prediction at the same `x_t`."""
     if source == destination:
         return output

@@ -43,9 +43,7 @@ def save_checkpoint(engine: Engine, root: Path, fingerprint: str, protect: Colle
 
     def finish() -> None:
         records = [RankManifest.model_validate_json(text) for text in manifests]
-        index = build_index(
-            engine.steps, _counters(engine), config_to_dict(engine.config), records, fingerprint
-        )
+        index = build_index(engine.steps, _counters(engine), config_to_dict(engine.config), records, fingerprint)
         publish(temporary, final, index)
         prune(root, engine.config.checkpoint.keep_last, protect)
 

@@ -34,9 +34,7 @@ def _layout_section(config: Config, layout: Layout, stages: list[StageParameters
     parameters = sum(layout.tensor * stage.sharded + stage.replicated for stage in stages)
     sequence = ", sequence parallel" if config.parallel.sequence_parallel else ""
     degrees = f"{layout.tensor} tensor x {layout.pipeline} pipeline x {layout.data} data"
-    factors = (
-        f"{layout.micro_batch_size} micro-batch x {layout.accumulation} accumulation x {layout.data} data"
-    )
+    factors = f"{layout.micro_batch_size} micro-batch x {layout.accumulation} accumulation x {layout.data} data"
     lines = {
         "layout": f"{layout.world_size} processes = {degrees}, ZeRO {layout.zero_stage}{sequence}",
         "batch": f"{layout.global_batch_size} samples = {factors}",
@@ -94,9 +92,7 @@ def readable_bytes(size: int) -> str:
         if value < 1024:
             break
         value, unit = value / 1024, larger
-    return (
-        f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
-    )
+    return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
 
 
 def table(rows: Sequence[Row]) -> str:

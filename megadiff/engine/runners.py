@@ -94,5 +94,3 @@ def _pipeline_items(micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[tuple
         inputs = micro.inputs
         labels = (inputs.target, inputs.weight)
         yield (inputs.x_t, inputs.t, inputs.labels), labels if micro.mask is None else (*labels, micro.mask)
-
-

@@ -102,9 +102,7 @@ def _is_due(step: int, every: int, last_step: int) -> bool:
     return every > 0 and (step % every == 0 or step == last_step)
 
 
-def _tell_start(
-    monitor: Monitor, engine: Engine, start: Path | None, differences: list[str], last_step: int
-) -> None:
+def _tell_start(monitor: Monitor, engine: Engine, start: Path | None, differences: list[str], last_step: int) -> None:
     layout = engine.layout
     monitor.tell(
         f"layout: tensor {layout.tensor} x pipeline {layout.pipeline} x data {layout.data}, zero {layout.zero_stage}; "

@@ -30,7 +30,6 @@ def dit_plan(model: ModelConfig) -> Plan:
     )
 
 
-
 def plan_for(model: ModelConfig) -> Plan:
     """The tensor-parallel plan of the network that `model` describes."""
     return {"dit": dit_plan}[model.name](model)

@@ -42,9 +42,7 @@ def build_stage(config: Config, grid: Grid, device: torch.device, dtype: torch.d
     check_plan(plan, Chain(builders))
     chain = Chain(builders, only=stage_layers(config)[grid.pipe.index])
     sharding = apply_plan(chain, plan, grid.tensor, config.parallel.sequence_parallel)
-    materialize(
-        chain, config.model, config.train.seed, dtype, device, sharding.full_shapes(), sharding.local_part
-    )
+    materialize(chain, config.model, config.train.seed, dtype, device, sharding.full_shapes(), sharding.local_part)
     sum_partial_gradients(chain, sharding.partial, grid.tensor)
     chain.set_recompute(config.train.activation_checkpointing, config.train.activation_checkpoint_every_blocks)
     if config.train.compile:

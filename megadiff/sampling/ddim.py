@@ -28,9 +28,7 @@ def sampling_timesteps(num_train_timesteps: int, steps: int) -> tuple[int, ...]:
     return tuple((2 * num_train_timesteps * i + steps) // (2 * steps) - 1 for i in range(steps, 0, -1))
 
 
-def initial_noise(
-    seed: int, image_ids: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
-) -> Tensor:
+def initial_noise(seed: int, image_ids: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Return (B, *shape) noise to start from: an image of a seed starts alike in any batch and layout."""
     return philox.normal(seed, 0, image_ids, Purpose.INITIAL, shape, dtype)
 

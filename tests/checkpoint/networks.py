@@ -39,8 +39,7 @@ def random_weights(config: Config, seed: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     network = build_network(config.model, 0)
     return {
-        name: torch.randn(parameter.shape, generator=generator) * 0.1
-        for name, parameter in network.named_parameters()
+        name: torch.randn(parameter.shape, generator=generator) * 0.1 for name, parameter in network.named_parameters()
     }
 
 
@@ -79,9 +78,7 @@ def dit_output(weights: Mapping[str, Tensor], num_heads: int, x: Tensor, t: Tens
 
     frequencies = torch.tensor([math.exp(-math.log(10000) * i / 128) for i in range(128)])
     angles = t[:, None].float() * frequencies
-    time = linear(
-        "t_embedder.mlp.2", F.silu(linear("t_embedder.mlp.0", torch.cat([angles.cos(), angles.sin()], -1)))
-    )
+    time = linear("t_embedder.mlp.2", F.silu(linear("t_embedder.mlp.0", torch.cat([angles.cos(), angles.sin()], -1))))
     condition = F.silu(time + weights["y_embedder.embedding_table.weight"][labels])
     patch = weights["x_embedder.proj.weight"].shape[-1]
     patches = F.unfold(x, patch, stride=patch).transpose(1, 2)  # (B, N, C p p)
@@ -98,9 +95,7 @@ def dit_output(weights: Mapping[str, Tensor], num_heads: int, x: Tensor, t: Tens
         h = h + gate_a * linear(f"{block}.attn.proj", attention.transpose(1, 2).flatten(2))
         inner = linear(f"{block}.mlp.fc1", norm(h) * (1 + scale_m) + shift_m)
         h = h + gate_m * linear(f"{block}.mlp.fc2", F.gelu(inner, approximate="tanh"))
-    shift, scale = (
-        part[:, None] for part in linear("final_layer.adaLN_modulation.1", condition).chunk(2, -1)
-    )
+    shift, scale = (part[:, None] for part in linear("final_layer.adaLN_modulation.1", condition).chunk(2, -1))
     out = linear("final_layer.linear", norm(h) * (1 + scale) + shift)
     side = x.shape[-1] // patch
     out = out.reshape(x.shape[0], side, side, patch, patch, -1)

@@ -36,9 +36,7 @@ def test_intersection_is_the_common_elements(data: st.DataObject) -> None:
 
     def box() -> tuple[list[int], list[int]]:
         offset = [data.draw(st.integers(0, extent - 1)) for extent in shape]
-        return offset, [
-            data.draw(st.integers(1, extent - o)) for extent, o in zip(shape, offset, strict=True)
-        ]
+        return offset, [data.draw(st.integers(1, extent - o)) for extent, o in zip(shape, offset, strict=True)]
 
     def mask(offset: list[int], size: list[int]) -> torch.Tensor:
         result = torch.zeros(shape, dtype=torch.bool)

@@ -94,9 +94,7 @@ def test_b26_a_pickle_under_any_name_is_refused(run: Path, tmp_path: Path, name:
 def test_b26_a_pickle_of_the_right_length_and_checksum_is_refused(run: Path, tmp_path: Path) -> None:
     """An attacker also adapts the index."""
     marker, folder = tmp_path / "executed", run / "checkpoints" / "step_00000100"
-    rewrite(
-        folder, lambda index: index["files"].update({"rank_00000.safetensors": replace_file(folder, marker)})
-    )
+    rewrite(folder, lambda index: index["files"].update({"rank_00000.safetensors": replace_file(folder, marker)}))
     with pytest.raises(CheckpointError, match="rank_00000"):
         load(run)
     assert not marker.exists()

@@ -150,9 +150,7 @@ def test_shards_have_an_index_and_keep_the_limit(tmp_path: Path) -> None:
         assert all(index["weight_map"][key] == name for key in tensors)
         total += size
     assert index["metadata"]["total_size"] == total
-    assert [p.name for p in (tmp_path / "one").glob("*.safetensors")] == [
-        "diffusion_pytorch_model.safetensors"
-    ]
+    assert [p.name for p in (tmp_path / "one").glob("*.safetensors")] == ["diffusion_pytorch_model.safetensors"]
     one, many = load_folder(tmp_path / "one"), load_folder(tmp_path / "out")
     assert one.keys() == many.keys() and all(torch.equal(one[name], many[name]) for name in one)
 

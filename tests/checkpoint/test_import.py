@@ -37,9 +37,7 @@ def read_all(run: Path, kind: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("max_shard_bytes", [10**9, 30_000])
 @pytest.mark.parametrize("learn_sigma", [False, True])
 @pytest.mark.parametrize("name", NAMES)
-def test_round_trip_is_exact(
-    tmp_path: Path, name: ConventionName, learn_sigma: bool, max_shard_bytes: int
-) -> None:
+def test_round_trip_is_exact(tmp_path: Path, name: ConventionName, learn_sigma: bool, max_shard_bytes: int) -> None:
     config = tiny_config(time_freq_shift=shift_of(name), learn_sigma=learn_sigma)
     export_weights(
         random_run(tmp_path / "run", config),
@@ -60,9 +58,7 @@ def test_round_trip_is_exact(
         values = read_all(tmp_path / "new", kind)
         assert values.keys() == expected.keys()
         assert all(torch.equal(values[key], expected[key]) for key in expected)
-    export_weights(
-        tmp_path / "new", tmp_path / "again", ExportSettings(name, max_shard_bytes=max_shard_bytes)
-    )
+    export_weights(tmp_path / "new", tmp_path / "again", ExportSettings(name, max_shard_bytes=max_shard_bytes))
     for path in (tmp_path / "out").glob("*.safetensors"):
         before, after = load_file(path), load_file(tmp_path / "again" / path.name)
         assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
@@ -109,9 +105,7 @@ def test_a_diffusers_model_computes_the_same_here(tmp_path: Path, max_shard_size
     x, t, labels = inputs(config)
     with torch.no_grad():
         expected = theirs(x, timestep=t, class_labels=labels).sample
-    torch.testing.assert_close(
-        our_output(config, read_all(tmp_path / "run", "model")), expected, rtol=0, atol=1e-4
-    )
+    torch.testing.assert_close(our_output(config, read_all(tmp_path / "run", "model")), expected, rtol=0, atol=1e-4)
 
 
 def test_unequal_embedders_of_blocks_are_refused(tmp_path: Path) -> None:
@@ -119,9 +113,7 @@ def test_unequal_embedders_of_blocks_are_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         theirs.transformer_blocks[1].norm1.emb.timestep_embedder.linear_2.bias[0] += 1e-6
     theirs.save_pretrained(tmp_path / "theirs")
-    with pytest.raises(
-        CheckpointError, match=r"transformer_blocks\.1\.norm1\.emb\.timestep_embedder\.linear_2\.bias"
-    ):
+    with pytest.raises(CheckpointError, match=r"transformer_blocks\.1\.norm1\.emb\.timestep_embedder\.linear_2\.bias"):
         import_weights(tmp_path / "theirs", tmp_path / "run", ImportSettings("diffusers"))
     assert not (tmp_path / "run").exists()
 
@@ -147,9 +139,7 @@ def test_another_norm_eps_needs_consent(tmp_path: Path) -> None:
         ({"patch_size": 3}, "no usable network"),
     ],
 )
-def test_a_config_json_that_does_not_fit_is_refused(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_a_config_json_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     diffusers_model().save_pretrained(tmp_path / "theirs")
     path = tmp_path / "theirs" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
@@ -199,9 +189,7 @@ def test_native_weights_without_header_or_config_are_refused(tmp_path: Path) -> 
 
 
 def test_other_positions_are_refused(tmp_path: Path) -> None:
-    export_weights(
-        random_run(tmp_path / "run", tiny_config()), tmp_path / "out", ExportSettings("facebookresearch")
-    )
+    export_weights(random_run(tmp_path / "run", tiny_config()), tmp_path / "out", ExportSettings("facebookresearch"))
     file = tmp_path / "out" / "model.safetensors"
     with safe_open(file, framework="pt") as opened:
         metadata = opened.metadata()

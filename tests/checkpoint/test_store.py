@@ -45,9 +45,7 @@ def test_b22_any_layout_reads_what_any_other_wrote(tmp_path: Path, ranks: int) -
 def test_ranges_of_slices_come_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """A tensor-parallel slice on any dim, a ZeRO range in it, read from a file written by another split."""
     tensor = torch.arange(6 * 5 * 4).view(6, 5, 4)
-    folder = save(
-        tmp_path_factory.mktemp("run"), 1, {"model": {"w": tensor}}, ranks=data.draw(st.integers(1, 4))
-    )
+    folder = save(tmp_path_factory.mktemp("run"), 1, {"model": {"w": tensor}}, ranks=data.draw(st.integers(1, 4)))
     offset = [data.draw(st.integers(0, extent - 1)) for extent in tensor.shape]
     size = [data.draw(st.integers(1, e - o)) for e, o in zip(tensor.shape, offset, strict=True)]
     part = tensor[tuple(slice(o, o + s) for o, s in zip(offset, size, strict=True))].reshape(-1)

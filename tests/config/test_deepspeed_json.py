@@ -79,9 +79,7 @@ def test_b34_key_that_is_not_honoured_is_refused_with_a_remedy(key: str, write: 
 
 
 @pytest.mark.parametrize("key", PASSED)
-def test_b34_passed_key_reaches_deepspeed_from_json_yaml_and_command_line(
-    key: str, write: Any, tmp_path: Path
-) -> None:
+def test_b34_passed_key_reaches_deepspeed_from_json_yaml_and_command_line(key: str, write: Any, tmp_path: Path) -> None:
     entry = PASSED[key]
     value, settings = passed_value(entry), context_of(key, entry)
     yaml = tmp_path / "run.yaml"
@@ -112,20 +110,14 @@ def test_b34_key_without_effect_at_the_stage_is_refused(key: str, write: Any) ->
     content = nested(key, passed_value(PASSED[key]))
     if ".offload_" in key:
         content["zero_optimization"][key.split(".")[1]]["device"] = "cpu"
-    with pytest.raises(
-        ConfigError, match=r"has no effect at parallel\.zero_stage = 0; remove it or use stage "
-    ):
+    with pytest.raises(ConfigError, match=r"has no effect at parallel\.zero_stage = 0; remove it or use stage "):
         load_config(None, {"parallel.zero_stage": 0}, write(content))
 
 
 def test_b34_scaling_of_another_precision_is_refused_unless_switched_off(write: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"fp16\.loss_scale = 2\.0 has no effect with train\.precision = bf16"
-    ):
+    with pytest.raises(ConfigError, match=r"fp16\.loss_scale = 2\.0 has no effect with train\.precision = bf16"):
         load_config(None, {"train.precision": "bf16"}, write({"fp16": {"loss_scale": 2.0}}))
-    config = load_config(
-        None, {}, write({"fp16": {"enabled": False, "loss_scale": 2.0}, "bf16": {"enabled": True}})
-    )
+    config = load_config(None, {}, write({"fp16": {"enabled": False, "loss_scale": 2.0}, "bf16": {"enabled": True}}))
     assert config.train.precision == "bf16"
     assert config.deepspeed == {}
 
@@ -166,9 +158,7 @@ def test_key_that_only_the_json_sets_is_taken_over(key: str, write: Any) -> None
 
 
 @pytest.mark.parametrize("key", TWICE)
-def test_key_set_differently_in_both_places_is_an_error_that_names_both(
-    key: str, write: Any, tmp_path: Path
-) -> None:
+def test_key_set_differently_in_both_places_is_an_error_that_names_both(key: str, write: Any, tmp_path: Path) -> None:
     setting, agreeing, other, value = TWICE[key]
     path = write(nested(key, value))
     yaml = tmp_path / "run.yaml"

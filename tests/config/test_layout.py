@@ -19,9 +19,7 @@ def make(
     tensor: int = 1,
     pipeline: int = 1,
 ) -> Config:
-    train = TrainConfig(
-        global_batch_size=total, micro_batch_size=micro, gradient_accumulation_steps=accumulation
-    )
+    train = TrainConfig(global_batch_size=total, micro_batch_size=micro, gradient_accumulation_steps=accumulation)
     parallel = ParallelConfig(tensor_model_parallel_size=tensor, pipeline_model_parallel_size=pipeline)
     return Config(model=MODEL, train=train, parallel=parallel)
 

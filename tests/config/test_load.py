@@ -42,9 +42,7 @@ def test_command_line_wins_over_file_over_preset_over_default(tmp_path: Path) ->
     assert config.optimizer.lr == 1e-4
 
 
-@pytest.mark.parametrize(
-    "form", [["--optimizer.lr", "3e-4"], ["--optimizer.lr=3e-4"], ["--lr", "3e-4"], ["--lr=3e-4"]]
-)
+@pytest.mark.parametrize("form", [["--optimizer.lr", "3e-4"], ["--optimizer.lr=3e-4"], ["--lr", "3e-4"], ["--lr=3e-4"]])
 def test_forms_of_an_override(form: list[str]) -> None:
     assert parse_command_line(form).config.optimizer.lr == 3e-4
 
@@ -171,9 +169,7 @@ def test_run_flags() -> None:
         (["--model.preset", "DiT-XL/3"], r"did you mean DiT-XL/\d"),
     ],
 )
-def test_wrong_value_is_one_sentence_with_key_value_and_expectation(
-    arguments: list[str], message: str
-) -> None:
+def test_wrong_value_is_one_sentence_with_key_value_and_expectation(arguments: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as error:
         parse_command_line(arguments)
     assert "\n" not in str(error.value)

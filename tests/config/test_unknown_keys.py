@@ -64,9 +64,7 @@ def test_b34_misspelt_deepspeed_key_is_an_error_at_every_level(key: str, tmp_pat
         content = {parent: content}
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(content))
-    with pytest.raises(
-        ConfigError, match=re.escape("unknown DeepSpeed key " + ".".join([*parents, misspell(name)]))
-    ):
+    with pytest.raises(ConfigError, match=re.escape("unknown DeepSpeed key " + ".".join([*parents, misspell(name)]))):
         load_config(None, deepspeed_config=path)
     with pytest.raises(ConfigError, match=re.escape(f"did you mean {name}?")):
         yaml = tmp_path / "run.yaml"

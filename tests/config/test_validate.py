@@ -12,9 +12,7 @@ LATENTS = {"data.name": "latents", "data.path": "/latents"}
 
 # name of the check -> (settings that break it, parts of the message, settings that repair it)
 BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] = {
-    "_patch_divides_input": [
-        ({"model.patch_size": 3}, ("= 3", "= 16", "1, 2, 4, 8 or 16"), {"model.patch_size": 4})
-    ],
+    "_patch_divides_input": [({"model.patch_size": 3}, ("= 3", "= 16", "1, 2, 4, 8 or 16"), {"model.patch_size": 4})],
     "_heads_divide_hidden": [({"model.num_heads": 3}, ("= 3", "= 128"), {"model.num_heads": 8})],
     "_hidden_fits_positions": [
         ({"model.hidden_size": 30, "model.num_heads": 2}, ("= 30", "use 32"), {"model.hidden_size": 32})
@@ -30,15 +28,11 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
     ],
     "_emoji_size": [({"model.input_size": 96}, ("96", "72"), {"model.input_size": 72})],
     "_flip_has_meaning": [({"data.flip": True, **LATENTS}, ("flip", "latents"), {"data.flip": False})],
-    "_warmup_ends_before_run": [
-        ({"train.steps": 100}, ("= 100", "at most 99"), {"optimizer.warmup_steps": 99})
-    ],
+    "_warmup_ends_before_run": [({"train.steps": 100}, ("= 100", "at most 99"), {"optimizer.warmup_steps": 99})],
     "_stop_within_horizon": [
         ({"train.stop_at_step": 1001}, ("1001", "1000"), {"train.stop_at_step": 1000}),
     ],
-    "_flash_needs_half": [
-        ({"train.attention_backend": "flash"}, ("flash", "fp32"), {"train.precision": "bf16"})
-    ],
+    "_flash_needs_half": [({"train.attention_backend": "flash"}, ("flash", "fp32"), {"train.precision": "bf16"})],
     "_guidance_needs_condition_dropout": [
         (
             {"diffusion.condition_dropout": 0.0},
@@ -47,9 +41,7 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
         ),
     ],
     "_sampling_steps_exist": [({"sampling.steps": 1001}, ("1001", "1000"), {"sampling.steps": 1000})],
-    "_betas_below_one": [
-        ({"optimizer.betas": [0.9, 1.0]}, ("betas[1] = 1.0",), {"optimizer.betas": [0.9, 0.99]})
-    ],
+    "_betas_below_one": [({"optimizer.betas": [0.9, 1.0]}, ("betas[1] = 1.0",), {"optimizer.betas": [0.9, 0.99]})],
     "_no_idle_settings": [
         ({"optimizer.momentum": 0.9}, ("momentum = 0.9", "adamw"), {"optimizer.name": "sgd"}),
         (

@@ -55,9 +55,7 @@ plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) |
 
 
 @given(st.dictionaries(st.text(min_size=1), plain | st.lists(plain), max_size=5))
-def test_dump_and_read_are_inverse(
-    tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]
-) -> None:
+def test_dump_and_read_are_inverse(tmp_path_factory: pytest.TempPathFactory, values: dict[str, object]) -> None:
     path = tmp_path_factory.mktemp("yaml") / "c.yaml"
     path.write_text(dump_yaml(values), encoding="utf-8")
     result = read_yaml(path)

@@ -17,9 +17,7 @@ def pictures() -> list[emoji.Picture]:
 
 def test_every_emoji_without_skin_tone_is_there(pictures: list[emoji.Picture]) -> None:
     assert len(pictures) > 1800
-    assert len({picture.file for picture in pictures}) == len(pictures), (
-        "two emoji must not share one picture"
-    )
+    assert len({picture.file for picture in pictures}) == len(pictures), "two emoji must not share one picture"
     assert len({picture.category for picture in pictures}) == 9
     skin_tones = {"1f3fb", "1f3fc", "1f3fd", "1f3fe", "1f3ff"}
     assert not any(skin_tones & set(picture.file.stem.split("-")) for picture in pictures)

@@ -66,13 +66,9 @@ def object_array(hostile: Hostile) -> bytes:
     return stream.getvalue()
 
 
-@pytest.mark.parametrize(
-    "name", ["a.safetensors", "b.safetensors", "b.pt", "b.pkl", "b.npy", "b.npz", "index.json"]
-)
+@pytest.mark.parametrize("name", ["a.safetensors", "b.safetensors", "b.pt", "b.pkl", "b.npy", "b.npz", "index.json"])
 @pytest.mark.parametrize("kind", ["pickle", "numpy"])
-def test_b26_a_hostile_file_under_any_name_is_refused_and_runs_nothing(
-    tmp_path: Path, name: str, kind: str
-) -> None:
+def test_b26_a_hostile_file_under_any_name_is_refused_and_runs_nothing(tmp_path: Path, name: str, kind: str) -> None:
     folder, marker = tmp_path / "latents", tmp_path / "marker"
     folder.mkdir()
     write_shard(folder / "a.safetensors", 3)

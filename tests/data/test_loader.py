@@ -33,9 +33,7 @@ def make_loader(
     return BatchLoader(dataset, SEED, global_batch, micro, rank, degree, prefetch, start)
 
 
-def global_stream(
-    num_samples: int, layout: tuple[int, int, int], start: int, steps: int
-) -> list[tuple[int, int]]:
+def global_stream(num_samples: int, layout: tuple[int, int, int], start: int, steps: int) -> list[tuple[int, int]]:
     """Return (sample id, data set index decoded from the pixels) of all ranks, by sample id."""
     micro, degree, accumulation = layout
     seen: list[tuple[int, int]] = []
@@ -217,16 +215,12 @@ def test_a_picture_is_not_flipped_in_the_same_way_in_every_epoch() -> None:
     by_epoch = []
     for _ in range(2):
         (batch,) = next(loader)
-        by_epoch.append(
-            dict(zip(batch.indices.tolist(), (batch.images[:, 0, 0, 0] == -1.0).tolist(), strict=True))
-        )
+        by_epoch.append(dict(zip(batch.indices.tolist(), (batch.images[:, 0, 0, 0] == -1.0).tolist(), strict=True)))
     assert by_epoch[0] != by_epoch[1]
 
 
 def test_a_batch_moves_all_its_tensors() -> None:
-    batch = Batch(
-        torch.zeros(1, 1, 2, 2), torch.zeros(1).long(), torch.zeros(1).long(), torch.ones(1, 1, 2, 2)
-    )
+    batch = Batch(torch.zeros(1, 1, 2, 2), torch.zeros(1).long(), torch.zeros(1).long(), torch.ones(1, 1, 2, 2))
     moved = batch.to("meta")
     assert moved.mask is not None
     assert {moved.images.device.type, moved.labels.device.type, moved.mask.device.type} == {"meta"}

@@ -12,9 +12,7 @@ from megadiff.errors import DataError
 
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**63 - 1), n=st.integers(1, 50), epoch=st.integers(0, 2**20))
-def test_each_epoch_holds_every_sample_once_in_the_order_of_its_permutation(
-    seed: int, n: int, epoch: int
-) -> None:
+def test_each_epoch_holds_every_sample_once_in_the_order_of_its_permutation(seed: int, n: int, epoch: int) -> None:
     positions = torch.arange(epoch * n, (epoch + 1) * n)
     indices = SampleOrder(seed, n).indices(positions)
     assert sorted(indices.tolist()) == list(range(n))
@@ -23,9 +21,7 @@ def test_each_epoch_holds_every_sample_once_in_the_order_of_its_permutation(
 
 @settings(deadline=None, max_examples=30)
 @given(start=st.integers(0, 100), cuts=st.lists(st.integers(1, 17), min_size=1, max_size=10))
-def test_b07_epoch_boundaries_drop_and_pad_nothing_however_the_stream_is_cut(
-    start: int, cuts: list[int]
-) -> None:
+def test_b07_epoch_boundaries_drop_and_pad_nothing_however_the_stream_is_cut(start: int, cuts: list[int]) -> None:
     order, pieces, position = SampleOrder(3, 10), [], start
     for length in cuts:
         pieces.append(order.indices(torch.arange(position, position + length)))

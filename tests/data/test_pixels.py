@@ -116,9 +116,7 @@ def test_b31_extreme_shapes_are_resized(shape: tuple[int, int], tmp_path: Path) 
     assert read_square_rgb(save(Image.new("RGB", shape), tmp_path / "x.png"), 8).shape == (3, 8, 8)
 
 
-def test_b31_a_file_beyond_pillows_size_limit_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_b31_a_file_beyond_pillows_size_limit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = save(Image.new("1", (300, 300)), tmp_path / "huge.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 300)
     with pytest.raises(DataError, match=r"huge\.png"):

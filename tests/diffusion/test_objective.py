@@ -14,9 +14,7 @@ from megadiff.errors import ConfigError
 NUM_CLASSES = 7
 
 
-def make_objective(
-    seed: int = 3, schedule: NoiseSchedule | None = None, **settings: object
-) -> DiffusionObjective:
+def make_objective(seed: int = 3, schedule: NoiseSchedule | None = None, **settings: object) -> DiffusionObjective:
     config = DiffusionConfig.model_validate({"num_train_timesteps": 50, **settings})
     tables = schedule or make_schedule(config.schedule, config.num_train_timesteps)
     return DiffusionObjective(tables, config, NUM_CLASSES, seed)
@@ -56,9 +54,7 @@ def test_a_sample_is_prepared_alike_in_any_batch() -> None:
     objective = make_objective(condition_dropout=0.5, loss_weight="min_snr")
     batch = make_batch(12)
     whole = objective.prepare(*batch, step=9)
-    pieces = [
-        objective.prepare(*(part[rows] for part in batch), step=9) for rows in ([3], [11, 0], [7, 8, 9])
-    ]
+    pieces = [objective.prepare(*(part[rows] for part in batch), step=9) for rows in ([3], [11, 0], [7, 8, 9])]
     rows = [3, 11, 0, 7, 8, 9]
     for name in TrainingInputs.__dataclass_fields__:
         found = torch.cat([getattr(piece, name) for piece in pieces])

@@ -49,9 +49,7 @@ def encrypt(counter: tuple[int, ...], key: tuple[int, int]) -> tuple[int, ...]:
         ),
     ],
 )
-def test_random123_known_answers(
-    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
-) -> None:
+def test_random123_known_answers(counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]) -> None:
     assert encrypt(counter, key) == expected
     assert philox_in_python(counter, key) == expected
 

@@ -67,9 +67,7 @@ def endpoint(alpha: float, sigma: float) -> NoiseSchedule:
     ("prediction", "schedule", "name"),
     [("eps", endpoint(0.0, 1.0), "alpha"), ("x0", endpoint(1.0, 0.0), "sigma")],
 )
-def test_b03_divisions_by_zero_are_refused_instead_of_inf(
-    prediction: str, schedule: NoiseSchedule, name: str
-) -> None:
+def test_b03_divisions_by_zero_are_refused_instead_of_inf(prediction: str, schedule: NoiseSchedule, name: str) -> None:
     with pytest.raises(ConfigError, match=f"prediction = {prediction} .*{name} = 0.*prediction = v"):
         require_invertible(prediction, schedule)
     t = torch.tensor([0, 1])

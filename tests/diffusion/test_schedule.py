@@ -70,9 +70,7 @@ def test_values_are_shaped_like_the_samples(dtype: torch.dtype) -> None:
 
 
 def test_snr_is_the_ratio_of_the_powers() -> None:
-    schedule = NoiseSchedule(
-        torch.tensor([0.8], dtype=torch.float64), torch.tensor([0.6], dtype=torch.float64)
-    )
+    schedule = NoiseSchedule(torch.tensor([0.8], dtype=torch.float64), torch.tensor([0.6], dtype=torch.float64))
     assert float(schedule.snr) == pytest.approx(16 / 9)
 
 

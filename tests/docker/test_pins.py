@@ -32,9 +32,7 @@ def run_commands() -> list[str]:
     return [line.removeprefix("RUN ") for line in joined.splitlines() if line.startswith("RUN ")]
 
 
-@pytest.mark.parametrize(
-    ("name", "package"), [("TORCH_VERSION", "torch"), ("FLASH_ATTN_VERSION", "flash-attn")]
-)
+@pytest.mark.parametrize(("name", "package"), [("TORCH_VERSION", "torch"), ("FLASH_ATTN_VERSION", "flash-attn")])
 def test_pins_equal_those_of_the_project(name: str, package: str) -> None:
     assert argument(name) == pin(package)
 

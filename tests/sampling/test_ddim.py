@@ -34,9 +34,7 @@ def sample(
     image_ids = torch.arange(num) if ids is None else ids
     noise = initial_noise(1, image_ids, SHAPE, dtype)
     labels = image_ids % 3
-    return ddim_sample(
-        predict, schedule, prediction, noise, labels, 3, steps, guidance, eta, clip_x0, 1, image_ids
-    )
+    return ddim_sample(predict, schedule, prediction, noise, labels, 3, steps, guidance, eta, clip_x0, 1, image_ids)
 
 
 def true_images(labels: Tensor, dtype: torch.dtype) -> Tensor:
@@ -184,9 +182,7 @@ def test_an_image_is_the_same_in_any_batch() -> None:
     schedule = make_schedule("cosine", 100)
     ids = torch.tensor([5, 0, 17, 2**40])
     together = sample(smooth_network, schedule, ids=ids, steps=6, guidance=2.0, eta=1.0)
-    alone = [
-        sample(smooth_network, schedule, ids=ids[i : i + 1], steps=6, guidance=2.0, eta=1.0) for i in range(4)
-    ]
+    alone = [sample(smooth_network, schedule, ids=ids[i : i + 1], steps=6, guidance=2.0, eta=1.0) for i in range(4)]
     torch.testing.assert_close(torch.cat(alone), together, rtol=0, atol=1e-10)
     assert float((together[0] - together[2]).abs().max()) > 0.1
 

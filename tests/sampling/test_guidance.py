@@ -73,6 +73,4 @@ def test_guidance_acts_alike_on_every_prediction() -> None:
 
         direct = guided(network, NUM_CLASSES, 4.0)(x_t, t, labels)
         through = guided(converted, NUM_CLASSES, 4.0)(x_t, t, labels)
-        torch.testing.assert_close(
-            convert(through, other, source, x_t, alpha, sigma), direct, rtol=1e-8, atol=1e-8
-        )
+        torch.testing.assert_close(convert(through, other, source, x_t, alpha, sigma), direct, rtol=1e-8, atol=1e-8)
