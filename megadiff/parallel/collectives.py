@@ -4,6 +4,8 @@ Megatron-LM (Shoeybi et al. 2019; Korthikanti et al. 2022) calls the pair around
 function here is one of those, named after what it does forward. Token tensors are (B, N, ...), sharded on dim 1.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor
 from megadiff.dist.grid import Axis
 
 TOKEN_DIM = 1
+Operation = Callable[[Tensor], Tensor]
 
 
 def all_reduce(x: Tensor, axis: Axis) -> Tensor:
@@ -42,128 +45,67 @@ def own_part(x: Tensor, axis: Axis, dim: int) -> Tensor:
     return x.chunk(axis.degree, dim=dim)[axis.index].contiguous()
 
 
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return x.view_as(x)
+class _Pair(torch.autograd.Function):
+    """One operation on the value and another on its gradient."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_reduce(grad, ctx.axis), None
-
-
-class _Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        return all_reduce(x, axis)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
-
-
-class _GatherTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return all_gather(x, axis, TOKEN_DIM)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter(grad, ctx.axis, TOKEN_DIM), None
-
-
-class _ReduceScatterTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return reduce_scatter(x, axis, TOKEN_DIM)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grad, ctx.axis, TOKEN_DIM), None
-
-
-class _SplitTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return own_part(x, axis, TOKEN_DIM)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return all_gather(grad, ctx.axis, TOKEN_DIM), None
-
-
-class _JoinTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
-        ctx.axis = axis
-        return all_gather(x, axis, TOKEN_DIM)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return own_part(grad, ctx.axis, TOKEN_DIM), None
-
-
-class _JoinColumns(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axis: Axis, partial_gradient: bool) -> Tensor:
-        ctx.axis, ctx.partial_gradient = axis, partial_gradient
-        return all_gather(x, axis, -1)
+    def forward(ctx: Any, x: Tensor, on_value: Operation, on_gradient: Operation) -> Tensor:
+        ctx.on_gradient = on_gradient
+        return on_value(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        part = reduce_scatter if ctx.partial_gradient else own_part
-        return part(grad, ctx.axis, -1), None, None
+        return ctx.on_gradient(grad), None, None
 
 
 # Collectives inside autograd functions cannot be traced, so a compiled block breaks its graph around them.
-
-
 @torch.compiler.disable
+def _pair(x: Tensor, on_value: Operation, on_gradient: Operation) -> Tensor:
+    return _Pair.apply(x, on_value, on_gradient)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x.view_as(x)
+
+
 def copy_to_region(x: Tensor, axis: Axis) -> Tensor:
     """Into a tensor-parallel region: the same x on every rank; gradients of the ranks' parts are summed."""
-    return _Copy.apply(x, axis)
+    return _pair(x, _same, partial(all_reduce, axis=axis))
 
 
-@torch.compiler.disable
 def reduce_from_region(x: Tensor, axis: Axis) -> Tensor:
     """Out of a tensor-parallel region: partial results are summed; every rank has the whole gradient."""
-    return _Reduce.apply(x, axis)
+    return _pair(x, partial(all_reduce, axis=axis), _same)
 
 
-@torch.compiler.disable
 def gather_tokens(x: Tensor, axis: Axis) -> Tensor:
     """Into a region under sequence parallelism: local tokens to all; gradients are summed and scattered."""
-    return _GatherTokens.apply(x, axis)
+    return _pair(x, partial(all_gather, axis=axis, dim=TOKEN_DIM), partial(reduce_scatter, axis=axis, dim=TOKEN_DIM))
 
 
-@torch.compiler.disable
 def reduce_scatter_tokens(x: Tensor, axis: Axis) -> Tensor:
     """Out of a region under sequence parallelism: partial results are summed, each rank keeps its tokens."""
-    return _ReduceScatterTokens.apply(x, axis)
+    return _pair(x, partial(reduce_scatter, axis=axis, dim=TOKEN_DIM), partial(all_gather, axis=axis, dim=TOKEN_DIM))
 
 
-@torch.compiler.disable
 def split_tokens(x: Tensor, axis: Axis) -> Tensor:
     """Where replicated tokens become sharded ones."""
-    return _SplitTokens.apply(x, axis)
+    return _pair(x, partial(own_part, axis=axis, dim=TOKEN_DIM), partial(all_gather, axis=axis, dim=TOKEN_DIM))
 
 
-@torch.compiler.disable
 def join_tokens(x: Tensor, axis: Axis) -> Tensor:
     """Where sharded tokens become replicated ones, after which every rank computes the same."""
-    return _JoinTokens.apply(x, axis)
+    return _pair(x, partial(all_gather, axis=axis, dim=TOKEN_DIM), partial(own_part, axis=axis, dim=TOKEN_DIM))
 
 
-@torch.compiler.disable
 def join_columns(x: Tensor, axis: Axis, partial_gradient: bool) -> Tensor:
     """Joins output columns along the last dim.
 
     Args:
+        x: this rank's columns.
+        axis: the tensor axis.
         partial_gradient: True where the ranks go on with different tokens, so that their gradients are to be summed;
             False where they all compute the same.
     """
-    return _JoinColumns.apply(x, axis, partial_gradient)
+    on_gradient = reduce_scatter if partial_gradient else own_part
+    return _pair(x, partial(all_gather, axis=axis, dim=-1), partial(on_gradient, axis=axis, dim=-1))
