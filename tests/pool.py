@@ -23,8 +23,11 @@ from typing import Any
 
 from megadiff.dist.process import free_port
 
-START_SECONDS = 180.0
+START_SECONDS = 300.0
 JOB_SECONDS = 120.0
+# DeepSpeed's registries keep some engines, and with them gloo groups whose threads spin once a peer has left them; so
+# the processes are replaced after this many jobs.
+_JOBS_OF_A_LIFE = 25
 _GRACE_SECONDS = 3.0  # how long the others may go on after one process has failed
 _GROUP_TIMEOUT_SECONDS = 1800  # longer than any job, so that the pool is the one who reports a hang
 
@@ -47,6 +50,7 @@ class WorkerPool:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.num_starts = 0
+        self._jobs_left = 0
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._stacks: list[Path] = []
@@ -66,8 +70,11 @@ class WorkerPool:
         Raises:
             JobError: a process raised, ended, or took too long.
         """
+        if self._jobs_left == 0:
+            self.stop()
         if not self._processes:
             self._start()
+        self._jobs_left -= 1
         request = pickle.dumps((job, arguments))
         for pipe in self._pipes:
             pipe.send_bytes(request)
@@ -89,9 +96,11 @@ class WorkerPool:
         if self._folder is not None:
             self._folder.cleanup()
         self._processes, self._pipes, self._stacks, self._folder = [], [], [], None
+        self._jobs_left = 0
 
     def _start(self) -> None:
         self.num_starts += 1
+        self._jobs_left = _JOBS_OF_A_LIFE
         self._folder = tempfile.TemporaryDirectory(prefix="megadiff-pool-")
         port, context = free_port(), multiprocessing.get_context("spawn")
         for rank in range(self.world_size):
