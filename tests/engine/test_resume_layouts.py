@@ -44,6 +44,18 @@ EXACT = [name for name, layout in LAYOUTS.items() if "zero_stage" not in layout.
 LIMITS = {"fp32": 1e-5, "fp64": 1e-10}
 COUNTERS = (SAVED_STEPS, SAVED_STEPS * GLOBAL_BATCH, 0, SAVED_STEPS)
 
+
+def covering_pairs(names: list[str]) -> list[tuple[str, str]]:
+    """Every layout from and to one process, and from and to a neighbour, so that no layout meets only the simple one.
+
+    A checkpoint holds boxes of global tensors, not a word of its layout: what a layout writes and how one reads are
+    tested apart, and more pairs would repeat both.
+    """
+    single, *others = names
+    neighbours = list(zip(others, [*others[1:], others[0]], strict=True))
+    return [pair for name in others for pair in ((single, name), (name, single))] + neighbours
+
+
 Saved = dict[tuple[str, str], tuple[Path, list[RankState]]]
 
 
@@ -112,9 +124,10 @@ def test_b22_some_pairs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", LAYOUTS)
-@pytest.mark.parametrize("target", LAYOUTS)
-def test_b22_every_pair(
+@pytest.mark.parametrize(
+    ("source", "target"), [pair for pair in covering_pairs(list(LAYOUTS)) if pair not in FAST_PAIRS]
+)
+def test_b22_every_layout_as_source_and_target(
     pools: Mapping[int, WorkerPool],
     saved: Saved,
     tmp_path_factory: pytest.TempPathFactory,
@@ -125,9 +138,8 @@ def test_b22_every_pair(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", EXACT)
-@pytest.mark.parametrize("target", EXACT)
-def test_b22_every_pair_in_float64(
+@pytest.mark.parametrize(("source", "target"), covering_pairs(EXACT))
+def test_b22_every_exact_layout_in_float64(
     pools: Mapping[int, WorkerPool],
     saved: Saved,
     tmp_path_factory: pytest.TempPathFactory,
