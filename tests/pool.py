@@ -25,8 +25,7 @@ from megadiff.dist.process import free_port
 
 START_SECONDS = 300.0
 JOB_SECONDS = 120.0
-# DeepSpeed's registries keep some engines, and with them gloo groups whose threads spin once a peer has left them; so
-# the processes are replaced after this many jobs.
+# A job's process groups stay until the process ends (see `_forget_job`), so the processes are replaced now and then.
 _JOBS_OF_A_LIFE = 25
 _GRACE_SECONDS = 3.0  # how long the others may go on after one process has failed
 _GROUP_TIMEOUT_SECONDS = 1800  # longer than any job, so that the pool is the one who reports a hang
@@ -208,22 +207,18 @@ def _join_group() -> None:
 
 
 def _forget_job(plain_linear: Callable[..., Any]) -> None:
-    """Leaves every process group but the world's and undoes what DeepSpeed set in module globals.
+    """Undoes what DeepSpeed set in module globals.
 
-    Without this each engine of a job leaves its groups behind, DeepSpeed would hand the next engine the former
-    one's, and after a job under ZeRO 3 every linear layer of the process would be ZeRO 3's.
+    Without this DeepSpeed would hand the next engine the former one's groups, and after a job under ZeRO 3 every
+    linear layer of the process would be ZeRO 3's. The groups themselves stay: gloo's threads spin where a peer has
+    left a group that this process still holds, and DeepSpeed's registries hold some.
     """
     import gc
 
     import torch
-    import torch.distributed as dist
     from deepspeed.utils import groups
-    from torch.distributed import distributed_c10d
 
     gc.collect()
-    for group in list(distributed_c10d._world.pg_map):
-        if group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
     groups.mpu = None
     groups._WORLD_GROUP = None
     groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None

@@ -36,6 +36,7 @@ class Embed(nn.Module):
 
     def forward(self, state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         x_t, t, labels = state
+        # Contiguous, because torch's inductor (2.13, CPU) compiles a wrong backward of a block for transposed tokens.
         tokens = self.patch(x_t.to(self.patch.weight.dtype)).flatten(2).transpose(1, 2).contiguous()
         return tokens + self.positions.to(tokens.dtype), self.time(t) + self.label(labels)
 

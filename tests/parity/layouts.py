@@ -43,7 +43,7 @@ def product() -> Iterator[Layout]:
     for tensor, pipeline in ((1, 1), (2, 1), (1, 2), (2, 2), (4, 1), (1, 4)):
         for sequence in (False, True) if tensor > 1 else (False,):
             for zero_stage in (0, 1) if pipeline > 1 else (0, 1, 2, 3):
-                for recompute in ("none", "full", "selective"):
+                for recompute in ("none", "selective"):
                     settings = {
                         "tensor": tensor,
                         "pipeline": pipeline,
