@@ -1,0 +1,28 @@
+// One line a CPU kernel: the version for this machine's instruction set.
+#include "cpu/dispatch.h"
+
+#include "common/weighted_mse.h"
+
+namespace megadiff::cpu {
+
+Isa widest_isa() {
+#ifdef MEGADIFF_X86
+  static const Isa widest = [] {
+    __builtin_cpu_init();
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return avx2 ? (avx512 ? Isa::kAvx512 : Isa::kAvx2) : Isa::kBaseline;
+  }();
+  return widest;
+#else
+  return Isa::kBaseline;
+#endif
+}
+
+int64_t weighted_mse_workspace(const WeightedMse&) { return 0; }
+
+}  // namespace megadiff::cpu
+
+MEGADIFF_DISPATCH(WeightedMse, weighted_mse_forward)
+MEGADIFF_DISPATCH(WeightedMse, weighted_mse_backward)

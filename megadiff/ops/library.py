@@ -1,0 +1,113 @@
+"""Loads the compiled kernels and decides, call by call, whether a kernel or the PyTorch reference runs."""
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from megadiff.errors import ConfigError
+
+# auto: a kernel where there is one; required: an error where there is none; off: always the PyTorch reference.
+Kernels = Literal["auto", "required", "off"]
+
+OPERATORS = (
+    "group_norm_silu",
+    "ada_layer_norm",
+    "gated_residual",
+    "diffuse",
+    "weighted_mse",
+    "solver_step",
+    "adamw_ema",
+)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_FOLDER = Path(__file__).parent.parent
+_LIBRARIES = {"cpu": "_kernels_cpu.abi3.so", "cuda": "_kernels_cuda.abi3.so"}
+_log = logging.getLogger(__name__)
+
+
+@torch.compiler.assume_constant_result
+@cache
+def library_error(device_type: str) -> str | None:
+    """Why a device has no kernels here, or None if it has; loads them at the first call.
+
+    The CPU library also holds the schemas of all operators, so it is loaded for every device.
+    """
+    if device_type not in _LIBRARIES:
+        return f"there are no kernels for device {device_type}"
+    for name in dict.fromkeys((_LIBRARIES["cpu"], _LIBRARIES[device_type])):
+        if not (_FOLDER / name).exists():
+            return f"{name} was not built; run `pip install --no-build-isolation -e .` with a C++ compiler (and nvcc)"
+        try:
+            torch.ops.load_library(str(_FOLDER / name))
+        except OSError as error:
+            return f"{name} does not load beside torch {torch.__version__} ({error}); build it again"
+    _register_once()
+    return None
+
+
+@cache
+def _register_once() -> None:
+    from megadiff.ops.registration import register  # it imports every operator, and they import this module
+
+    register("megadiff")
+
+
+def missing_kernel(tensor: Tensor) -> str | None:
+    """Why no kernel can take this tensor (device, dtype), or None."""
+    if tensor.dtype not in DTYPES:
+        return f"{str(tensor.dtype).removeprefix('torch.')} has no kernels"
+    return library_error(tensor.device.type)
+
+
+def use_kernel(op: str, kernels: Kernels, tensor: Tensor) -> bool:
+    """True if the kernel of `op` shall run on `tensor`.
+
+    Args:
+        op: the operator's name, for messages.
+        kernels: the setting.
+        tensor: the operator's main argument.
+
+    Raises:
+        ConfigError: a kernel is required and cannot run.
+    """
+    if kernels == "off":
+        return False
+    reason = missing_kernel(tensor)
+    if reason is None:
+        return True
+    if kernels == "required":
+        raise ConfigError(f"train.kernels = required, but {op} has no kernel here: {reason}; use train.kernels = auto")
+    if not torch.compiler.is_compiling():
+        _tell_once(op, reason)
+    return False
+
+
+@cache
+def _tell_once(op: str, reason: str) -> None:
+    _log.info("%s runs as PyTorch reference: %s", op, reason)
+
+
+def describe_kernels(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
+    """One line for the log of a run: what runs on this device in this dtype.
+
+    Raises:
+        ConfigError: kernels are required and cannot run.
+    """
+    if kernels == "off":
+        return "kernels: off, PyTorch references run"
+    if use_kernel("training", kernels, torch.empty(0, dtype=dtype, device=device)):
+        return f"kernels: {device.type} ({', '.join(OPERATORS)})"
+    reason = missing_kernel(torch.empty(0, dtype=dtype, device=device))
+    return f"kernels: none, PyTorch references run: {reason}"
+
+
+def as_float32_or_like(x: Tensor, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Small tensors that ride along with x (weights, shifts), in one dtype: x's where all have it, else float32."""
+    if all(tensor is None or tensor.dtype == x.dtype for tensor in tensors):
+        return list(tensors)
+    return [tensor if tensor is None else tensor.float() for tensor in tensors]
