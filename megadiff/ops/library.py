@@ -30,15 +30,17 @@ _LIBRARIES = {"cpu": "_kernels_cpu.abi3.so", "cuda": "_kernels_cuda.abi3.so"}
 _log = logging.getLogger(__name__)
 
 
-@torch.compiler.assume_constant_result
-@cache
+@torch.compiler.assume_constant_result  # a compiled graph takes the answer as it was when it was traced
 def library_error(device_type: str) -> str | None:
-    """Why a device has no kernels here, or None if it has; loads them at the first call.
+    """Why a device has no kernels here, or None if it has; loads them at the first call."""
+    return _load(device_type)
 
-    The CPU library also holds the schemas of all operators, so it is loaded for every device.
-    """
+
+@cache
+def _load(device_type: str) -> str | None:
     if device_type not in _LIBRARIES:
         return f"there are no kernels for device {device_type}"
+    # The CPU library also holds the schemas of all operators, so it is loaded for every device.
     for name in dict.fromkeys((_LIBRARIES["cpu"], _LIBRARIES[device_type])):
         if not (_FOLDER / name).exists():
             return f"{name} was not built; run `pip install --no-build-isolation -e .` with a C++ compiler (and nvcc)"
