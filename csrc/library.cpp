@@ -2,6 +2,12 @@
 #include "binding.h"
 
 MEGADIFF_DEFINE(MEGADIFF_LIBRARY, m) {
+  m.def("ada_layer_norm(Tensor x, Tensor shift, Tensor scale, float eps) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "ada_layer_norm_backward(Tensor y_grad, Tensor x, Tensor scale, Tensor mean, Tensor rstd) -> "
+      "(Tensor, Tensor, Tensor)");
+  m.def("gated_residual(Tensor x, Tensor y, Tensor gate) -> Tensor");
+  m.def("gated_residual_backward(Tensor out_grad, Tensor y, Tensor gate) -> (Tensor, Tensor)");
   m.def("weighted_mse(Tensor output, Tensor target, Tensor weight, Tensor? mask) -> Tensor");
   m.def(
       "weighted_mse_backward(Tensor loss_grad, Tensor output, Tensor target, Tensor weight, Tensor? mask) -> Tensor");

@@ -1,6 +1,8 @@
 // One line a CPU kernel: the version for this machine's instruction set.
 #include "cpu/dispatch.h"
 
+#include "common/ada_layer_norm.h"
+#include "common/gated_residual.h"
 #include "common/weighted_mse.h"
 
 namespace megadiff::cpu {
@@ -20,9 +22,15 @@ Isa widest_isa() {
 #endif
 }
 
+int64_t ada_layer_norm_workspace(const AdaLayerNorm& args) { return 2 * args.batch * args.width; }
+int64_t gated_residual_workspace(const GatedResidual& args) { return args.batch * args.width; }
 int64_t weighted_mse_workspace(const WeightedMse&) { return 0; }
 
 }  // namespace megadiff::cpu
 
+MEGADIFF_DISPATCH(AdaLayerNorm, ada_layer_norm_forward)
+MEGADIFF_DISPATCH(AdaLayerNorm, ada_layer_norm_backward)
+MEGADIFF_DISPATCH(GatedResidual, gated_residual_forward)
+MEGADIFF_DISPATCH(GatedResidual, gated_residual_backward)
 MEGADIFF_DISPATCH(WeightedMse, weighted_mse_forward)
 MEGADIFF_DISPATCH(WeightedMse, weighted_mse_backward)

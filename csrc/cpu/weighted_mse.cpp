@@ -2,14 +2,13 @@
 #include "common/weighted_mse.h"
 
 #include "common/parallel.h"
-#include "cpu/vector.h"
+#include "cpu/element_types.h"
 
 namespace megadiff::cpu::MEGADIFF_ISA {
 namespace {
 
 // Partial sums of at most this many terms in float32; their sum is float64, so the error does not grow with the image.
 constexpr int64_t kChunk = 1024;
-constexpr int64_t kGrain = 1;
 
 template <class Output, class Target>
 MEGADIFF_INLINE float squared_error(const Output* output, const Target* target, int64_t count) {
@@ -71,38 +70,22 @@ void sample_gradient(const WeightedMse& args, int64_t sample) {
   for (int64_t i = args.numel; i < args.output_stride; ++i) store(grad + i, 0.0f);
 }
 
-// Calls f with null pointers of the element types of output and target.
-template <class F>
-MEGADIFF_INLINE void with_types(const WeightedMse& args, const F& f) {
-  const bool wide = args.target_dtype == Dtype::kFloat32;
-  switch (args.output_dtype) {
-    case Dtype::kFloat32: return f(static_cast<float*>(nullptr), static_cast<float*>(nullptr));
-    case Dtype::kBFloat16:
-      return wide ? f(static_cast<BFloat16*>(nullptr), static_cast<float*>(nullptr))
-                  : f(static_cast<BFloat16*>(nullptr), static_cast<BFloat16*>(nullptr));
-    case Dtype::kFloat16:
-      return wide ? f(static_cast<Float16*>(nullptr), static_cast<float*>(nullptr))
-                  : f(static_cast<Float16*>(nullptr), static_cast<Float16*>(nullptr));
-  }
-}
-
 }  // namespace
 
 void weighted_mse_forward(const WeightedMse& args) {
-  with_types(args, [&](auto* output, auto* target) {
-    parallel_for(args.batch, kGrain, [&](int64_t begin, int64_t end) {
+  with_types(args.output_dtype, args.target_dtype, [&](auto output, auto target) {
+    parallel_for(args.batch, 1, [&](int64_t begin, int64_t end) {
       for (int64_t sample = begin; sample < end; ++sample)
-        args.loss[sample] = sample_loss<std::remove_pointer_t<decltype(output)>, std::remove_pointer_t<decltype(target)>>(
-            args, sample);
+        args.loss[sample] = sample_loss<typename decltype(output)::type, typename decltype(target)::type>(args, sample);
     });
   });
 }
 
 void weighted_mse_backward(const WeightedMse& args) {
-  with_types(args, [&](auto* output, auto* target) {
-    parallel_for(args.batch, kGrain, [&](int64_t begin, int64_t end) {
+  with_types(args.output_dtype, args.target_dtype, [&](auto output, auto target) {
+    parallel_for(args.batch, 1, [&](int64_t begin, int64_t end) {
       for (int64_t sample = begin; sample < end; ++sample)
-        sample_gradient<std::remove_pointer_t<decltype(output)>, std::remove_pointer_t<decltype(target)>>(args, sample);
+        sample_gradient<typename decltype(output)::type, typename decltype(target)::type>(args, sample);
     });
   });
 }
