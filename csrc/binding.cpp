@@ -60,6 +60,11 @@ void Arguments::require_same_device(const char* argument, const Tensor& tensor, 
   require(same, argument, "the device of the first argument", "another device");
 }
 
+void Arguments::check_launch() const {
+  const char* error = device::launch_error();
+  STD_TORCH_CHECK(error == nullptr, "megadiff::", op_, ": the device refused the kernel: ", error ? error : "");
+}
+
 Dtype Arguments::dtype(const char* argument, const Tensor& tensor) const {
   require_dtype(argument, tensor, {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half});
   switch (tensor.scalar_type()) {

@@ -46,6 +46,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& x, const Tensor& shift,
   args.rstd = write<float>(rstd);
   args.eps = float(eps);
   if (x.numel() > 0) device::ada_layer_norm_forward(args, current_stream(x));
+  arguments.check_launch();
   return {y, mean, rstd};
 }
 
@@ -80,6 +81,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     torch::stable::zero_(shift_grad);
     torch::stable::zero_(scale_grad);
   }
+  arguments.check_launch();
   return {x_grad, shift_grad, scale_grad};
 }
 

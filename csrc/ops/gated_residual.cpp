@@ -40,7 +40,8 @@ Tensor forward(const Tensor& x, const Tensor& y, const Tensor& gate) {
   const Tensor out = new_empty(x, shape_of(x), x.scalar_type());
   args.x = read<void>(x);
   args.out = write<void>(out);
-  if (x.numel() > 0) device::gated_residual_forward(args, current_stream(y));
+  if (x.numel() > 0) device::gated_residual_forward(args, current_stream(x));
+  arguments.check_launch();
   return out;
 }
 
@@ -61,6 +62,7 @@ std::tuple<Tensor, Tensor> backward(const Tensor& out_grad, const Tensor& y, con
   } else {  // no tokens: sums of nothing
     torch::stable::zero_(gate_grad);
   }
+  arguments.check_launch();
   return {y_grad, gate_grad};
 }
 

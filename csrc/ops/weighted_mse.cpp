@@ -13,8 +13,8 @@ int64_t elements_per_sample(const Tensor& tensor) {
 }
 
 WeightedMse checked(
-    const char* op, const Tensor& output, const Tensor& target, const Tensor& weight, const OptionalTensor& mask) {
-  const Arguments arguments(op);
+    const Arguments& arguments, const Tensor& output, const Tensor& target, const Tensor& weight,
+    const OptionalTensor& mask) {
   WeightedMse args{};
   args.output_dtype = arguments.dtype("output", output);
   arguments.require_dtype("target", target, {output.scalar_type(), ScalarType::Float});
@@ -51,21 +51,23 @@ WeightedMse checked(
 }
 
 Tensor forward(const Tensor& output, const Tensor& target, const Tensor& weight, const OptionalTensor& mask) {
-  WeightedMse args = checked("weighted_mse", output, target, weight, mask);
+  const Arguments arguments("weighted_mse");
+  WeightedMse args = checked(arguments, output, target, weight, mask);
   const OnDevice guard(output);
   const Tensor loss = new_floats(output, {args.batch});
   const Tensor workspace = new_floats(output, {device::weighted_mse_workspace(args)});
   args.loss = write<float>(loss);
   args.workspace = write<float>(workspace);
   if (args.batch > 0) device::weighted_mse_forward(args, current_stream(output));
+  arguments.check_launch();
   return loss;
 }
 
 Tensor backward(
     const Tensor& loss_grad, const Tensor& output, const Tensor& target, const Tensor& weight,
     const OptionalTensor& mask) {
-  WeightedMse args = checked("weighted_mse_backward", output, target, weight, mask);
   const Arguments arguments("weighted_mse_backward");
+  WeightedMse args = checked(arguments, output, target, weight, mask);
   arguments.require_shape("loss_grad", loss_grad, {args.batch});
   arguments.require_dtype("loss_grad", loss_grad, {ScalarType::Float});
   arguments.require_contiguous("loss_grad", loss_grad);
@@ -75,6 +77,7 @@ Tensor backward(
   args.loss_grad = read<float>(loss_grad);
   args.output_grad = write<void>(output_grad);
   if (output.numel() > 0) device::weighted_mse_backward(args, current_stream(output));
+  arguments.check_launch();
   return output_grad;
 }
 

@@ -47,6 +47,7 @@ ALIASES: dict[str, Alias] = {
     "--bf16": Alias("train.precision", "bf16"),
     "--fp16": Alias("train.precision", "fp16"),
     "--recompute-granularity": Alias("train.activation_checkpointing"),
+    "--kernels": Alias("train.kernels"),
     "--lr": Alias("optimizer.lr"),
     "--lr-decay-style": Alias("optimizer.lr_schedule"),
     "--lr-warmup-iters": Alias("optimizer.warmup_steps"),

@@ -96,6 +96,7 @@ class TrainConfig(Section):
     activation_checkpointing: Literal["none", "full", "selective"] = "none"
     activation_checkpoint_every_blocks: int = Field(2, gt=0)
     attention_backend: Literal["auto", "math", "efficient", "flash", "flash_attn"] = "auto"
+    kernels: Literal["auto", "required", "off"] = "auto"
     compile: bool = False
 
 

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _FOLDER = Path(__file__).parent.parent
 _LIBRARIES = {"cpu": "_kernels_cpu.abi3.so", "cuda": "_kernels_cuda.abi3.so"}
+_TensorOrNone = TypeVar("_TensorOrNone", Tensor, Tensor | None)
 _log = logging.getLogger(__name__)
 
 
@@ -108,7 +109,7 @@ def describe_kernels(kernels: Kernels, device: torch.device, dtype: torch.dtype)
     return f"kernels: none, PyTorch references run: {reason}"
 
 
-def as_float32_or_like(x: Tensor, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
+def as_float32_or_like(x: Tensor, tensors: Sequence[_TensorOrNone]) -> list[_TensorOrNone]:
     """Small tensors that ride along with x (weights, shifts), in one dtype: x's where all have it, else float32."""
     if all(tensor is None or tensor.dtype == x.dtype for tensor in tensors):
         return list(tensors)
