@@ -16,10 +16,12 @@ from megadiff.engine.engine import Engine
 from megadiff.engine.optimizer import make_optimizer
 from megadiff.engine.runners import PipelineLoss, PipelineRunner, Runner, WholeRunner
 from megadiff.errors import ConfigError
+from megadiff.models import FUSED_OPERATORS
 from megadiff.ops.attention import require_flash_attn
+from megadiff.ops.library import describe_kernels
 from megadiff.parallel.pipeline import pipeline_module
 from megadiff.parallel.shards import Shards
-from megadiff.parallel.stage import Stage, build_stage
+from megadiff.parallel.stage import DTYPES, Stage, build_stage
 
 
 def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
@@ -68,12 +70,23 @@ def check_device(config: Config, process: Process) -> None:
     """Refuses what this machine cannot do.
 
     Raises:
-        ConfigError: fp16 without CUDA, or flash-attn that is not installed.
+        ConfigError: fp16 without CUDA, flash-attn that is not installed, or required kernels that are not built.
     """
     if config.train.precision == "fp16" and process.device.type == "cpu":
         raise ConfigError("train.precision = fp16 does not exist on CPU; use fp32 or bf16")
     if config.train.attention_backend == "flash_attn":
         require_flash_attn()
+    kernels_line(config, process.device)
+
+
+def kernels_line(config: Config, device: torch.device) -> str:
+    """How the fused operators of a run are computed on `device`, for the log.
+
+    Raises:
+        ConfigError: `train.kernels` = required where there are none.
+    """
+    operators = (*FUSED_OPERATORS[config.model.name], "diffuse", "weighted_mse", "solver_step")
+    return describe_kernels(config.train.kernels, operators, device, DTYPES[config.train.precision])
 
 
 def _skip_reduction(engine: deepspeed.DeepSpeedEngine) -> None:

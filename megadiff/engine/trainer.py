@@ -12,7 +12,7 @@ from megadiff.data import Batch, BatchLoader, Dataset, open_dataset
 from megadiff.data.order import check_enough_samples
 from megadiff.dist.agree import on_first, together
 from megadiff.dist.process import Process
-from megadiff.engine.build import build_engine
+from megadiff.engine.build import build_engine, kernels_line
 from megadiff.engine.checkpointing import load_checkpoint, save_checkpoint
 from megadiff.engine.engine import Engine
 from megadiff.engine.generate import class_grid
@@ -109,6 +109,7 @@ def _tell_start(monitor: Monitor, engine: Engine, start: Path | None, difference
         f"global batch {layout.global_batch_size} = micro {layout.micro_batch_size} x accumulation "
         f"{layout.accumulation} x data {layout.data}"
     )
+    monitor.tell(kernels_line(engine.config, engine.device))
     if start is not None:
         monitor.tell(f"resumed from {start} at step {engine.steps}")
     for line in differences:

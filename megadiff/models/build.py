@@ -13,15 +13,19 @@ from torch import Tensor, nn
 from megadiff.config.schema import ModelConfig
 from megadiff.models.chain import Builder, Chain
 from megadiff.models.dit import dit_builders, dit_initial_value
-from megadiff.ops.attention import AttentionBackend
+from megadiff.ops.backends import Backends
+
+_DEFAULTS = Backends()
 
 InitialValue = Callable[[str, torch.Size, torch.Generator], Tensor]
 
-_BUILDERS: Mapping[str, Callable[[ModelConfig, AttentionBackend], dict[str, Builder]]] = {"dit": dit_builders}
+_BUILDERS: Mapping[str, Callable[[ModelConfig, Backends], dict[str, Builder]]] = {"dit": dit_builders}
 _INITIAL_VALUES: Mapping[str, InitialValue] = {"dit": dit_initial_value}
+# The operators of megadiff.ops with fused kernels that a network's forward pass calls.
+FUSED_OPERATORS: Mapping[str, tuple[str, ...]] = {"dit": ("ada_layer_norm", "gated_residual")}
 
 
-def chain_builders(model: ModelConfig, backend: AttentionBackend = "auto") -> dict[str, Builder]:
+def chain_builders(model: ModelConfig, backends: Backends = _DEFAULTS) -> dict[str, Builder]:
     """The layers of the network in order, each made on the meta device (parameters only; buffers hold values)."""
 
     def on_meta(builder: Builder) -> Builder:
@@ -31,7 +35,7 @@ def chain_builders(model: ModelConfig, backend: AttentionBackend = "auto") -> di
 
         return build
 
-    return {name: on_meta(builder) for name, builder in _BUILDERS[model.name](model, backend).items()}
+    return {name: on_meta(builder) for name, builder in _BUILDERS[model.name](model, backends).items()}
 
 
 def materialize(

@@ -11,15 +11,16 @@ from torch import Tensor, nn
 from megadiff.config.schema import ModelConfig
 from megadiff.models.chain import Builder
 from megadiff.models.layers import (
+    NORM_EPS,
     Attention,
     Dropout,
     FeedForward,
     Modulation,
     TimeEmbedding,
-    layer_norm,
-    modulate,
 )
-from megadiff.ops.attention import AttentionBackend
+from megadiff.ops.ada_layer_norm import ada_layer_norm, gated_residual
+from megadiff.ops.backends import Backends
+from megadiff.ops.library import Kernels
 
 
 class Embed(nn.Module):
@@ -44,11 +45,12 @@ class Embed(nn.Module):
 class Block(nn.Module):
     """Attention and feed-forward, each behind an adaptive LayerNorm and a gate that starts at zero."""
 
-    def __init__(self, model: ModelConfig, backend: AttentionBackend) -> None:
+    def __init__(self, model: ModelConfig, backends: Backends) -> None:
         super().__init__()
         width = model.hidden_size
+        self.kernels: Kernels = backends.kernels
         self.modulation = nn.Linear(width, 6 * width)
-        self.attn = Attention(width, model.num_heads, model.qk_norm, model.attention_dropout, backend)
+        self.attn = Attention(width, model.num_heads, model.qk_norm, model.attention_dropout, backends.attention)
         self.mlp = FeedForward(width, int(width * model.mlp_ratio))
         self.dropout = Dropout(model.dropout)
 
@@ -56,18 +58,20 @@ class Block(nn.Module):
         x, condition = state
         vectors = self.modulation(F.silu(condition)).chunk(6, dim=-1)
         attention, feed_forward = Modulation(*vectors[:3]), Modulation(*vectors[3:])
-        mixed = self.attn(modulate(x, attention.shift, attention.scale))
-        x = x + attention.gate.unsqueeze(1) * self.dropout(mixed)
-        mixed = self.mlp(modulate(x, feed_forward.shift, feed_forward.scale))
-        x = x + feed_forward.gate.unsqueeze(1) * self.dropout(mixed)
-        return x, condition
+        x = self._branch(x, self.attn, attention)
+        return self._branch(x, self.mlp, feed_forward), condition
+
+    def _branch(self, x: Tensor, layer: nn.Module, modulation: Modulation) -> Tensor:
+        normed = ada_layer_norm(x, modulation.shift, modulation.scale, NORM_EPS, kernels=self.kernels)
+        return gated_residual(x, self.dropout(layer(normed)), modulation.gate, kernels=self.kernels)
 
 
 class Head(nn.Module):
     """Tokens back to pixels; the network predicts zero at the start."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, backends: Backends) -> None:
         super().__init__()
+        self.kernels: Kernels = backends.kernels
         self.patch, self.channels = model.patch_size, output_channels(model)
         self.modulation = nn.Linear(model.hidden_size, 2 * model.hidden_size)
         self.out = nn.Linear(model.hidden_size, self.patch**2 * self.channels)
@@ -75,7 +79,7 @@ class Head(nn.Module):
     def forward(self, state: tuple[Tensor, Tensor]) -> Tensor:
         x, condition = state
         shift, scale = self.modulation(F.silu(condition)).chunk(2, dim=-1)
-        patches = self.out(layer_norm(x) * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1))
+        patches = self.out(ada_layer_norm(x, shift, scale, NORM_EPS, kernels=self.kernels))
         side = int(patches.shape[1] ** 0.5)
         grid = patches.unflatten(1, (side, side)).unflatten(-1, (self.patch, self.patch, self.channels))
         return grid.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
@@ -101,11 +105,11 @@ def sincos_positions(dim: int, side: int) -> Tensor:
     return torch.cat([columns, rows], dim=-1).reshape(side * side, dim)
 
 
-def dit_builders(model: ModelConfig, backend: AttentionBackend = "auto") -> dict[str, Builder]:
+def dit_builders(model: ModelConfig, backends: Backends) -> dict[str, Builder]:
     """The layers of a DiT in order: embed, blocks.0 ... blocks.{n-1}, head."""
     builders: dict[str, Builder] = {"embed": lambda: Embed(model)}
-    builders |= {f"blocks.{index}": lambda: Block(model, backend) for index in range(model.num_layers)}
-    return builders | {"head": lambda: Head(model)}
+    builders |= {f"blocks.{index}": lambda: Block(model, backends) for index in range(model.num_layers)}
+    return builders | {"head": lambda: Head(model, backends)}
 
 
 def dit_initial_value(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:

@@ -1,4 +1,4 @@
-"""Layers that the networks share: float32 norms, adaLN modulation, attention, feed-forward, dropout.
+"""Layers that the networks share: RMS norm, attention, feed-forward, dropout, time embedding.
 
 Shape letters: B samples, N tokens, D width, H heads, d width of a head, K modulation vectors.
 """
@@ -22,22 +22,12 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def layer_norm(x: Tensor) -> Tensor:
-    """LayerNorm over the last dim without affine, computed in at least float32, returned in x's dtype."""
-    return F.layer_norm(at_least_float32(x), x.shape[-1:], eps=NORM_EPS).to(x.dtype)
-
-
 class Modulation(NamedTuple):
     """One adaLN triple, each (B, D)."""
 
     shift: Tensor
     scale: Tensor
     gate: Tensor
-
-
-def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Adaptive LayerNorm (DiT, Peebles & Xie 2022): LN(x) (1 + scale) + shift; x (B, N, D), shift and scale (B, D)."""
-    return layer_norm(x) * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
 
 
 class RMSNorm(nn.Module):

@@ -14,15 +14,6 @@ from megadiff.errors import ConfigError
 # auto: a kernel where there is one; required: an error where there is none; off: always the PyTorch reference.
 Kernels = Literal["auto", "required", "off"]
 
-OPERATORS = (
-    "group_norm_silu",
-    "ada_layer_norm",
-    "gated_residual",
-    "diffuse",
-    "weighted_mse",
-    "solver_step",
-    "adamw_ema",
-)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _FOLDER = Path(__file__).parent.parent
@@ -95,18 +86,19 @@ def _tell_once(op: str, reason: str) -> None:
     _log.info("%s runs as PyTorch reference: %s", op, reason)
 
 
-def describe_kernels(kernels: Kernels, device: torch.device, dtype: torch.dtype) -> str:
-    """One line for the log of a run: what runs on this device in this dtype.
+def describe_kernels(kernels: Kernels, operators: Sequence[str], device: torch.device, dtype: torch.dtype) -> str:
+    """One line for the log of a run: how its fused operators run on this device in this dtype.
 
     Raises:
         ConfigError: kernels are required and cannot run.
     """
+    names = ", ".join(operators)
     if kernels == "off":
-        return "kernels: off, PyTorch references run"
-    if use_kernel("training", kernels, torch.empty(0, dtype=dtype, device=device)):
-        return f"kernels: {device.type} ({', '.join(OPERATORS)})"
-    reason = missing_kernel(torch.empty(0, dtype=dtype, device=device))
-    return f"kernels: none, PyTorch references run: {reason}"
+        return f"kernels: off, PyTorch references of {names}"
+    example = torch.empty(0, dtype=dtype, device=device)
+    if use_kernel(names, kernels, example):
+        return f"kernels: {device.type} {names}"
+    return f"kernels: none ({missing_kernel(example)}), PyTorch references of {names}"
 
 
 def as_float32_or_like(x: Tensor, tensors: Sequence[_TensorOrNone]) -> list[_TensorOrNone]:

@@ -9,6 +9,7 @@ from megadiff.dist.grid import Grid
 from megadiff.models import chain_builders, materialize
 from megadiff.models.chain import Chain
 from megadiff.models.flops import layer_flops
+from megadiff.ops.backends import Backends
 from megadiff.parallel.partition import partition_layers
 from megadiff.parallel.plan import Sharding, apply_plan, check_plan, sum_partial_gradients
 from megadiff.parallel.plans import plan_for
@@ -37,7 +38,7 @@ def build_stage(config: Config, grid: Grid, device: torch.device, dtype: torch.d
     Raises:
         PlanError: the plan or the partition does not fit the network.
     """
-    builders = chain_builders(config.model, config.train.attention_backend)
+    builders = chain_builders(config.model, Backends(config.train.attention_backend, config.train.kernels))
     plan = plan_for(config.model)
     check_plan(plan, Chain(builders))
     chain = Chain(builders, only=stage_layers(config)[grid.pipe.index])
