@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 CONSTRAINTS := requirements/constraints.txt
+KERNELS := $(wildcard csrc/*.* csrc/*/*.*)
 CODE := megadiff launch tests benchmarks setup.py
 
 # Two ranks on two cores must not start two thread pools each as wide as the machine.
@@ -28,12 +29,12 @@ help:  ## list the targets
 
 install: $(STAMP)  ## make the virtual environment and install the pinned packages
 
-# setuptools and wheel come first, so that the one source package and this project build without an isolated
-# environment, into which pip would fetch unpinned packages.
-$(STAMP): pyproject.toml setup.py $(CONSTRAINTS)
+# setuptools, wheel and torch come first, so that the one source package and the kernels in csrc build without an
+# isolated environment, into which pip would fetch unpinned packages.
+$(STAMP): pyproject.toml setup.py $(CONSTRAINTS) $(KERNELS)
 	@[ -n "$(PYTHON)" ] || { echo "no Python from 3.10 to 3.13 with venv was found; install one or set PYTHON=..." >&2; exit 1; }
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet -c $(CONSTRAINTS) setuptools wheel py-cpuinfo
+	$(PIP) install --quiet -c $(CONSTRAINTS) setuptools wheel py-cpuinfo torch
 	$(PIP) install --quiet --no-build-isolation -c $(CONSTRAINTS) -e '.[dev,demo]'
 	@touch $@
 

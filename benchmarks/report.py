@@ -14,7 +14,7 @@ class Row:
     Attributes:
         name: what is compared.
         ours, other: the two measured or computed figures, with `unit`.
-        ratio: ours by other.
+        ratio: ours by other, or other by ours where the figures are times.
         must: the limit of `ratio` that has to be kept, None where the row is information only.
         aim: the ratio that is hoped for, None without one.
         lower_is_better: whether `must` is an upper limit.

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from report import Row
 
 Work = Callable[[], object]
 
@@ -44,3 +45,10 @@ def _cuda_seconds(work: Work) -> float:
 def geometric_mean(values: list[float]) -> float:
     """The geometric mean, in which ratios are averaged."""
     return statistics.geometric_mean(values)
+
+
+def speed_row(
+    name: str, ours: float, other: float, must: float | None = None, aim: float | None = None, note: str = ""
+) -> Row:
+    """A row of two times in seconds, whose ratio says how many times faster ours is."""
+    return Row(name, ours * 1e3, other * 1e3, "ms", other / ours, must, aim, note=note)
