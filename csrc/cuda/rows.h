@@ -40,9 +40,10 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
 }
 
 // out[b, d] = sum over splits of partial[b, split, d], in the order of the splits. One thread an output.
-__global__ void __launch_bounds__(kRowThreads)
-sum_splits_kernel(const float* partial, float* out, int64_t count, int64_t width, int64_t splits) {
-  const int64_t at = int64_t(blockIdx.x) * kRowThreads + threadIdx.x;
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) sum_splits_kernel(
+    const float* partial, float* out, int64_t count, int64_t width, int64_t splits) {
+  const int64_t at = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (at >= count) return;
   const float* first = partial + at / width * splits * width + at % width;
   float sum = 0.0f;
@@ -52,7 +53,7 @@ sum_splits_kernel(const float* partial, float* out, int64_t count, int64_t width
 
 inline void sum_splits(const float* partial, float* out, int64_t batch, int64_t width, int64_t splits, Stream stream) {
   const int64_t count = batch * width;
-  MD_LAUNCH(sum_splits_kernel, unsigned(ceil_divide(count, kRowThreads)), kRowThreads, 0, stream, partial, out, count,
+  MD_LAUNCH(sum_splits_kernel<kRowThreads>, unsigned(ceil_divide(count, kRowThreads)), kRowThreads, 0, stream, partial, out, count,
             width, splits);
 }
 
