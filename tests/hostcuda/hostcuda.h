@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <functional>
 #include <map>
+#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -41,7 +42,7 @@ constexpr unsigned kMaxThreads = 1024, kMaxGridYZ = 65535;
 constexpr size_t kStackBytes = 128 * 1024, kRedZone = 64;
 constexpr size_t kStaticShared = 48 * 1024, kDefaultDynamicShared = 48 * 1024;
 constexpr size_t kMaxDynamicShared = 163 * 1024;  // what sm_80 gives a block that asks for it
-constexpr int kMultiprocessors = 4;
+constexpr int kMultiprocessors = 4, kMaxStaticArrays = 16;
 constexpr int kExitStatus = 99, kEndOfThread = -1;
 
 struct Barrier {
@@ -61,7 +62,9 @@ struct SharedMemory {
   unsigned char* base = nullptr;
   unsigned char* dynamic = nullptr;
   size_t used = 0;
-  std::map<const void*, void*> arrays;
+  // Plain arrays: the fibers share them, and the sanitizers would look into a container.
+  const void* keys[kMaxStaticArrays] = {};
+  void* arrays[kMaxStaticArrays] = {};
 };
 
 struct Thread {
@@ -78,7 +81,7 @@ struct Thread {
   bool finished = false;
 };
 
-inline thread_local constinit Thread* current = nullptr;
+inline Thread* current = nullptr;
 inline int last_error = cudaSuccess;
 
 inline std::map<const void*, size_t>& dynamic_limits() {
@@ -123,7 +126,8 @@ hostcuda_switch:
 
 // The threads of the block that runs, in the order in which they take turns.
 struct Scheduler {
-  std::vector<Thread> threads;
+  Thread* threads = nullptr;
+  unsigned count = 0;
   Thread host;  // the launch itself
   unsigned position = 0, alive = 0;
   unsigned fruitless = 0;  // turns since a barrier opened
@@ -155,7 +159,7 @@ HOSTCUDA_HIDDEN inline void switch_to(Thread* to, [[maybe_unused]] bool from_end
 }
 
 HOSTCUDA_HIDDEN inline Thread* next_alive() {
-  const unsigned count = unsigned(scheduler->threads.size());
+  const unsigned count = scheduler->count;
   for (unsigned tried = 0; tried < count; ++tried) {
     scheduler->position = (scheduler->position + 1) % count;
     if (!scheduler->threads[scheduler->position].finished) return &scheduler->threads[scheduler->position];
@@ -231,16 +235,19 @@ inline T shuffle(unsigned mask, T value, int source, int line) {
 
 HOSTCUDA_HIDDEN inline void* static_shared(const void* key, size_t bytes) {
   SharedMemory& shared = *current->shared;
-  void*& array = shared.arrays[key];
-  if (array) return array;
+  int place = 0;
+  while (place < kMaxStaticArrays && shared.keys[place] && shared.keys[place] != key) ++place;
+  if (place == kMaxStaticArrays) fail("more static shared arrays than the header has room for", 0, 0);
+  if (shared.keys[place] == key) return shared.arrays[place];
   const size_t offset = (shared.used + kRedZone + 15) / 16 * 16;
   if (offset + bytes > kStaticShared) fail("more than 48 KiB of static shared memory", 0, 0);
   shared.used = offset + bytes;
-  array = shared.base + offset;
+  shared.keys[place] = key;
+  shared.arrays[place] = shared.base + offset;
 #ifdef __SANITIZE_ADDRESS__
-  __asan_unpoison_memory_region(array, bytes);
+  __asan_unpoison_memory_region(shared.arrays[place], bytes);
 #endif
-  return array;
+  return shared.arrays[place];
 }
 
 HOSTCUDA_HIDDEN inline SharedMemory make_shared(size_t dynamic_bytes) {
@@ -310,18 +317,19 @@ HOSTCUDA_HIDDEN inline unsigned char* map_stacks(size_t bytes) {
 struct BlockRun {
   Barrier barrier;
   std::vector<Warp> warps;
+  std::vector<Thread> threads;
   SharedMemory shared;
   unsigned char* stacks;
 
   HOSTCUDA_HIDDEN BlockRun(dim3 grid, dim3 block, size_t index, size_t dynamic_bytes, unsigned char* stack_memory)
-      : warps((block.x * block.y * block.z + kWarpSize - 1) / kWarpSize), shared(make_shared(dynamic_bytes)),
-        stacks(stack_memory) {
-    const unsigned count = block.x * block.y * block.z;
-    scheduler->threads.assign(count, Thread{});
-    scheduler->alive = count;
+      : warps((block.x * block.y * block.z + kWarpSize - 1) / kWarpSize), threads(block.x * block.y * block.z),
+        shared(make_shared(dynamic_bytes)), stacks(stack_memory) {
+    const unsigned count = unsigned(threads.size());
+    scheduler->threads = threads.data();
+    scheduler->count = scheduler->alive = count;
     scheduler->position = scheduler->fruitless = 0;
     for (unsigned t = 0; t < count; ++t) {
-      Thread& thread = scheduler->threads[t];
+      Thread& thread = threads[t];
       thread.thread_index = {t % block.x, t / block.x % block.y, t / block.x / block.y};
       thread.block_index = {unsigned(index % grid.x), unsigned(index / grid.x % grid.y), unsigned(index / grid.x / grid.y)};
       thread.block_dim = block;
@@ -336,8 +344,9 @@ struct BlockRun {
       prepare_stack(thread);
     }
     tsan_release(&scheduler->start_sync);
-    switch_to(&scheduler->threads[0], false);
+    switch_to(&threads[0], false);
   }
+  ~BlockRun() { release_shared(shared); }
 };
 
 HOSTCUDA_HIDDEN inline bool is_valid(dim3 grid, dim3 block, size_t shared_bytes, const void* kernel) {
@@ -374,16 +383,15 @@ inline void launch(std::function<void()> kernel, const void* address, dim3 grid,
   const size_t stack_sets = 1;
 #endif
   unsigned char* stacks = map_stacks(stack_sets * threads * kStackBytes);
-  std::vector<SharedMemory> used;
+  std::vector<std::unique_ptr<BlockRun>> finished;
   for (size_t index = 0; index < blocks; ++index) {
-    BlockRun finished(grid, block, index, shared_bytes, stacks + index % stack_sets * threads * kStackBytes);
-    used.push_back(finished.shared);
-    for (const Thread& thread : run.threads) fibers.push_back(thread.sanitizer_fiber);
+    unsigned char* own_stacks = stacks + index % stack_sets * threads * kStackBytes;
+    finished.push_back(std::make_unique<BlockRun>(grid, block, index, shared_bytes, own_stacks));
+    for (const Thread& thread : finished.back()->threads) fibers.push_back(thread.sanitizer_fiber);
     if (fibers.size() + threads > kMaxFibers) destroy_fibers(fibers);
   }
   tsan_acquire(&run.end_sync);
   destroy_fibers(fibers);
-  for (SharedMemory& shared : used) release_shared(shared);
   munmap(stacks, stack_sets * threads * kStackBytes);
   scheduler = nullptr;
 }
