@@ -8,6 +8,13 @@ MEGADIFF_DEFINE(MEGADIFF_LIBRARY, m) {
       "(Tensor, Tensor, Tensor)");
   m.def("gated_residual(Tensor x, Tensor y, Tensor gate) -> Tensor");
   m.def("gated_residual_backward(Tensor out_grad, Tensor y, Tensor gate) -> (Tensor, Tensor)");
+  m.def(
+      "group_norm_silu(Tensor x, Tensor? weight, Tensor? bias, Tensor? offset, Tensor? scale, Tensor? shift, int groups, "
+      "float eps, bool silu) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "group_norm_silu_backward(Tensor y_grad, Tensor x, Tensor? weight, Tensor? bias, Tensor? offset, Tensor? scale, "
+      "Tensor? shift, Tensor mean, Tensor rstd, int groups, bool silu) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("weighted_mse(Tensor output, Tensor target, Tensor weight, Tensor? mask) -> Tensor");
   m.def(
       "weighted_mse_backward(Tensor loss_grad, Tensor output, Tensor target, Tensor weight, Tensor? mask) -> Tensor");

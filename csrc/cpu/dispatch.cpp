@@ -3,6 +3,7 @@
 
 #include "common/ada_layer_norm.h"
 #include "common/gated_residual.h"
+#include "common/group_norm_silu.h"
 #include "common/weighted_mse.h"
 
 namespace megadiff::cpu {
@@ -32,5 +33,9 @@ MEGADIFF_DISPATCH(AdaLayerNorm, ada_layer_norm_forward)
 MEGADIFF_DISPATCH(AdaLayerNorm, ada_layer_norm_backward)
 MEGADIFF_DISPATCH(GatedResidual, gated_residual_forward)
 MEGADIFF_DISPATCH(GatedResidual, gated_residual_backward)
+MEGADIFF_DISPATCH(GroupNormSilu, group_norm_silu_forward)
+MEGADIFF_DISPATCH(GroupNormSilu, group_norm_silu_backward)
+MEGADIFF_WORKSPACE(GroupNormSilu, group_norm_silu_forward_workspace)
+MEGADIFF_WORKSPACE(GroupNormSilu, group_norm_silu_backward_workspace)
 MEGADIFF_DISPATCH(WeightedMse, weighted_mse_forward)
 MEGADIFF_DISPATCH(WeightedMse, weighted_mse_backward)

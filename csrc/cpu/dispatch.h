@@ -36,3 +36,10 @@ Isa widest_isa();
   MEGADIFF_DECLARE_ISA(void, NAME, const ARGS& args) \
   void NAME(const ARGS& args, Stream) { MEGADIFF_CALL_ISA(NAME, args) } \
   }
+
+// For a function that says how many floats of workspace a kernel needs.
+#define MEGADIFF_WORKSPACE(ARGS, NAME) \
+  namespace megadiff::cpu { \
+  MEGADIFF_DECLARE_ISA(int64_t, NAME, const ARGS& args) \
+  int64_t NAME(const ARGS& args) { MEGADIFF_CALL_ISA(NAME, args) } \
+  }
