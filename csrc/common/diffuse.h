@@ -14,7 +14,7 @@ struct Diffuse {
   void* x_t;                  // (B, numel) in x0's dtype
   void* target;               // (B, numel) in x0's dtype
   int64_t batch, numel;
-  uint64_t seed;  // with step, sample id and purpose it fixes the numbers: megadiff/diffusion/philox.py
+  uint64_t seed;  // with step, sample id and purpose it fixes the numbers: megadiff/ops/philox.py
   uint32_t step, purpose;
   Dtype dtype;
 };

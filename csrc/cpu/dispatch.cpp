@@ -2,8 +2,11 @@
 #include "cpu/dispatch.h"
 
 #include "common/ada_layer_norm.h"
+#include "common/adamw_ema.h"
+#include "common/diffuse.h"
 #include "common/gated_residual.h"
 #include "common/group_norm_silu.h"
+#include "common/solver_step.h"
 #include "common/weighted_mse.h"
 
 namespace megadiff::cpu {
@@ -29,13 +32,17 @@ int64_t weighted_mse_workspace(const WeightedMse&) { return 0; }
 
 }  // namespace megadiff::cpu
 
+MEGADIFF_DISPATCH(AdamwEma, adamw_ema)
 MEGADIFF_DISPATCH(AdaLayerNorm, ada_layer_norm_forward)
 MEGADIFF_DISPATCH(AdaLayerNorm, ada_layer_norm_backward)
+MEGADIFF_DISPATCH(Diffuse, diffuse)
+MEGADIFF_DISPATCH(PhiloxBits, philox_bits)
 MEGADIFF_DISPATCH(GatedResidual, gated_residual_forward)
 MEGADIFF_DISPATCH(GatedResidual, gated_residual_backward)
 MEGADIFF_DISPATCH(GroupNormSilu, group_norm_silu_forward)
 MEGADIFF_DISPATCH(GroupNormSilu, group_norm_silu_backward)
 MEGADIFF_WORKSPACE(GroupNormSilu, group_norm_silu_forward_workspace)
 MEGADIFF_WORKSPACE(GroupNormSilu, group_norm_silu_backward_workspace)
+MEGADIFF_DISPATCH(SolverStep, solver_step)
 MEGADIFF_DISPATCH(WeightedMse, weighted_mse_forward)
 MEGADIFF_DISPATCH(WeightedMse, weighted_mse_backward)

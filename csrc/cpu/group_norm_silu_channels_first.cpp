@@ -1,196 +1,181 @@
-// GroupNorm-SiLU on (N, C, spatial): a group is one stretch of memory, read from memory once if it stays in the cache.
+// GroupNorm-SiLU on (N, C, spatial): a group is one stretch of memory, and it is finished while it is in the cache.
 #include "cpu/group_norm_silu.h"
 
 namespace megadiff::cpu::MEGADIFF_ISA {
 namespace {
 
-// Elements that are measured together: they stay in the first-level cache between the two passes.
+// Elements whose sums are kept in float32 before they join the others in float64.
 constexpr int64_t kChunk = 4096;
 constexpr int64_t kUnroll = 4;
 
+// A value near the mean of a chunk: the mean of its first elements, or just the first of a few.
 template <class T>
-MEGADIFF_INLINE float sum_chunk(const T* x, int64_t count) {
-  Vec sums[kUnroll] = {};
-  int64_t i = 0;
-  for (; i + kUnroll * kLanes <= count; i += kUnroll * kLanes)
-    for (int64_t u = 0; u < kUnroll; ++u) sums[u] += load_vec(x + i + u * kLanes);
-  for (; i + kLanes <= count; i += kLanes) sums[0] += load_vec(x + i);
-  if (i < count) sums[1] += load_part(x + i, count - i);
-  return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+MEGADIFF_INLINE float pivot_of(const T* x, int64_t count) {
+  if (count < kUnroll * kLanes) return load(x[0]);
+  Vec sum = {};
+  for (int64_t u = 0; u < kUnroll; ++u) sum += load_vec(x + u * kLanes);
+  return sum_of(sum) / float(kUnroll * kLanes);
 }
 
 template <class T>
-MEGADIFF_INLINE float square_chunk(const T* x, int64_t count, float center) {
-  Vec sums[kUnroll] = {};
+MEGADIFF_INLINE Moments measure_chunk(const T* x, int64_t count) {
+  const float pivot = pivot_of(x, count);
+  Vec sums[kUnroll] = {}, squares[kUnroll] = {};
+  const auto add = [&](int64_t u, Vec difference) MEGADIFF_INLINE_LAMBDA {
+    sums[u] += difference;
+    squares[u] += difference * difference;
+  };
   int64_t i = 0;
-  for (; i + kUnroll * kLanes <= count; i += kUnroll * kLanes) {
-    for (int64_t u = 0; u < kUnroll; ++u) {
-      const Vec difference = load_vec(x + i + u * kLanes) - center;
-      sums[u] += difference * difference;
-    }
-  }
-  for (; i + kLanes <= count; i += kLanes) {
-    const Vec difference = load_vec(x + i) - center;
-    sums[0] += difference * difference;
-  }
-  if (i < count) {
-    const Vec difference = keep_first(load_part(x + i, count - i) - center, count - i);
-    sums[1] += difference * difference;
-  }
-  return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i + kUnroll * kLanes <= count; i += kUnroll * kLanes)
+    for (int64_t u = 0; u < kUnroll; ++u) add(u, load_vec(x + i + u * kLanes) - pivot);
+  for_vectors(count - i, [&](int64_t j, auto lanes) MEGADIFF_INLINE_LAMBDA {
+    add(0, lanes.keep(lanes.load(x + i + j) - pivot));
+  });
+  const Vec sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  return moments_about(
+      pivot, double(count), sum_of(sum), sum_of((squares[0] + squares[1]) + (squares[2] + squares[3])));
 }
 
 // Adds `count` elements, each plus `offset`, to the moments.
 template <class T>
 MEGADIFF_INLINE void measure(const T* x, int64_t count, float offset, Moments* total) {
   for (int64_t start = 0; start < count; start += kChunk) {
-    const int64_t size = count - start < kChunk ? count - start : kChunk;
-    const double mean = double(sum_chunk(x + start, size)) / double(size);
-    // The mean is rounded to float32 in the second pass; Chan's formula is exact for any center.
-    const float center = float(mean);
-    const double error = mean - double(center);
-    const double squares = double(square_chunk(x + start, size, center)) - double(size) * error * error;
-    merge(total, double(size), mean + double(offset), squares);
+    Moments part = measure_chunk(x + start, count - start < kChunk ? count - start : kChunk);
+    part.mean += double(offset);
+    merge(total, part);
   }
 }
 
+// Sample and group of one number, and where the group starts.
+struct Group {
+  int64_t sample, group, first_channel, start;
+};
+
+MEGADIFF_INLINE Group group_at(const GroupNormSilu& args, int64_t index) {
+  const int64_t sample = index / args.groups, group = index % args.groups, first = group * group_width(args);
+  return {sample, group, first, (sample * args.channels + first) * args.spatial};
+}
+
 template <class T>
-Moments measure_group(const GroupNormSilu& args, int64_t sample, int64_t group) {
-  const int64_t width = args.channels / args.groups, first = group * width;
-  const T* x = static_cast<const T*>(args.x) + (sample * args.channels + first) * args.spatial;
+MEGADIFF_INLINE Moments measure_group(const GroupNormSilu& args, const Group& group) {
+  const int64_t width = group_width(args);
+  const T* x = static_cast<const T*>(args.x) + group.start;
   Moments moments;
-  if (!args.offset) {
+  if (args.offset) {
+    const int64_t first = group.sample * args.offset_stride + group.first_channel;
+    for (int64_t c = 0; c < width; ++c)
+      measure(x + c * args.spatial, args.spatial, load_at(args.offset, args.param_dtype, first + c, 0.0f), &moments);
+  } else {
     measure(x, width * args.spatial, 0.0f, &moments);
-    return moments;
-  }
-  for (int64_t c = 0; c < width; ++c) {
-    const float offset = load_at(args.offset, args.param_dtype, sample * args.offset_stride + first + c, 0.0f);
-    measure(x + c * args.spatial, args.spatial, offset, &moments);
   }
   return moments;
 }
 
-template <class T, bool kSilu>
-MEGADIFF_INLINE void apply_row(const T* x, T* y, int64_t count, const Channel& channel) {
-  const Vec slope = splat(channel.slope), intercept = splat(channel.intercept);
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes)
-    store_vec(y + i, activate<kSilu>((load_vec(x + i) - channel.center) * slope + intercept));
-  if (i < count)
-    store_part(y + i, activate<kSilu>((load_part(x + i, count - i) - channel.center) * slope + intercept), count - i);
-}
-
-template <class T, bool kSilu>
-void forward_group(const GroupNormSilu& args, int64_t index) {
-  const int64_t sample = index / args.groups, group = index % args.groups, width = args.channels / args.groups;
-  store_statistics(args, index, measure_group<T>(args, sample, group));
-  for (int64_t c = group * width; c < (group + 1) * width; ++c) {
-    const int64_t at = (sample * args.channels + c) * args.spatial;
-    apply_row<T, kSilu>(
-        static_cast<const T*>(args.x) + at, static_cast<T*>(args.y) + at, args.spatial, channel_of(args, sample, c));
+template <class T, bool kSilu, class Lanes>
+MEGADIFF_INLINE void forward_group(const GroupNormSilu& args, int64_t index) {
+  const Group group = group_at(args, index);
+  const Moments moments = measure_group<T>(args, group);
+  const float rstd = store_statistics(args, index, moments);
+  for (int64_t c = 0; c < group_width(args); ++c) {
+    const Channel channel = channel_of(args, group.sample, group.first_channel + c, moments.mean, rstd);
+    const T* x = static_cast<const T*>(args.x) + group.start + c * args.spatial;
+    T* y = static_cast<T*>(args.y) + group.start + c * args.spatial;
+    for_vectors<Lanes>(args.spatial, [&](int64_t i, auto lanes) MEGADIFF_INLINE_LAMBDA {
+      lanes.store(y + i, activate<kSilu>((lanes.load(x + i) - channel.center) * channel.slope + channel.intercept));
+    });
   }
 }
 
-// dz of 16 elements; `centered` is x - center.
-template <bool kSilu>
-MEGADIFF_INLINE Vec gradient_before_activation(Vec y_grad, Vec centered, const Channel& channel) {
-  return y_grad * activation_gradient<kSilu>(centered * channel.slope + channel.intercept);
-}
+// The gradient is computed in two passes, because its sums over the group are needed first. In float32, x_grad holds dz
+// between them; a narrower type would round it, and computes it twice.
+template <class T>
+constexpr bool kKeepsDz = std::is_same_v<T, float>;
 
-// The sums of a row; keeps dz in x_grad where that loses nothing, so that it need not be computed twice.
 template <class T, bool kSilu>
-MEGADIFF_INLINE ChannelSums sum_row(const T* x, const T* y_grad, T* x_grad, int64_t count, const Channel& channel) {
+MEGADIFF_INLINE void sum_channel(
+    const GroupNormSilu& args, const SampleChannels& all, int64_t c, const T* x, const T* y_grad, T* x_grad) {
+  const Channel channel = {all.center[c], all.slope[c], all.intercept[c]};
   double dz_total = 0.0, dzx_total = 0.0, x_total = 0.0;
-  for (int64_t start = 0; start < count; start += kChunk) {
-    const int64_t stop = start + kChunk < count ? start + kChunk : count;
-    Vec dz_sum[2] = {}, dzx_sum[2] = {}, x_sum[2] = {};
-    int64_t i = start;
-    for (int64_t turn = 0; i + kLanes <= stop; i += kLanes, turn ^= 1) {
-      const Vec centered = load_vec(x + i) - channel.center;
-      const Vec dz = gradient_before_activation<kSilu>(load_vec(y_grad + i), centered, channel);
-      if constexpr (std::is_same_v<T, float>) store_vec(x_grad + i, dz);
-      dz_sum[turn] += dz;
-      dzx_sum[turn] += dz * centered;
-      x_sum[turn] += centered;
-    }
-    if (i < stop) {
-      const Vec centered = keep_first(load_part(x + i, stop - i) - channel.center, stop - i);
-      const Vec dz = gradient_before_activation<kSilu>(load_part(y_grad + i, stop - i), centered, channel);
-      if constexpr (std::is_same_v<T, float>) store_part(x_grad + i, dz, stop - i);
-      dz_sum[0] += dz;
-      dzx_sum[0] += dz * centered;
-      x_sum[0] += centered;
-    }
-    dz_total += sum_of(dz_sum[0] + dz_sum[1]);
-    dzx_total += sum_of(dzx_sum[0] + dzx_sum[1]);
-    x_total += sum_of(x_sum[0] + x_sum[1]);
+  for (int64_t start = 0; start < args.spatial; start += kChunk) {
+    Vec dz_sum = {}, dzx_sum = {}, x_sum = {};
+    const int64_t count = args.spatial - start < kChunk ? args.spatial - start : kChunk;
+    for_vectors(count, [&](int64_t i, auto lanes) MEGADIFF_INLINE_LAMBDA {
+      i += start;
+      const Vec centered = lanes.keep(lanes.load(x + i) - channel.center);
+      const Vec dz = lanes.load(y_grad + i) * activation_slope<kSilu>(centered * channel.slope + channel.intercept);
+      if constexpr (kKeepsDz<T>) lanes.store(x_grad + i, dz);
+      dz_sum += dz;
+      dzx_sum += dz * centered;
+      x_sum += centered;
+    });
+    dz_total += sum_of(dz_sum);
+    dzx_total += sum_of(dzx_sum);
+    x_total += sum_of(x_sum);
   }
-  return {float(dz_total), float(dzx_total), float(x_total)};
+  all.dz[c] = float(dz_total);
+  all.dzx[c] = float(dzx_total);
+  all.x[c] = float(x_total);
 }
 
 template <class T, bool kSilu>
-MEGADIFF_INLINE void finish_row(
-    const T* x, const T* y_grad, T* x_grad, int64_t count, const Channel& channel, const ChannelGradient& gradient) {
-  const auto x_gradient = [&](Vec x_values, Vec kept) __attribute__((always_inline)) {
-    const Vec centered = x_values - channel.center;
-    Vec dz = kept;
-    if constexpr (!std::is_same_v<T, float>) dz = gradient_before_activation<kSilu>(kept, centered, channel);
-    return dz * gradient.gain_rstd + (centered * gradient.tilt + gradient.level);
-  };
-  const T* source = std::is_same_v<T, float> ? x_grad : y_grad;
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) store_vec(x_grad + i, x_gradient(load_vec(x + i), load_vec(source + i)));
-  if (i < count)
-    store_part(x_grad + i, x_gradient(load_part(x + i, count - i), load_part(source + i, count - i)), count - i);
+MEGADIFF_INLINE void finish_channel(
+    const GroupNormSilu& args, const SampleChannels& all, int64_t c, const T* x, const T* y_grad, T* x_grad) {
+  const Channel channel = {all.center[c], all.slope[c], all.intercept[c]};
+  const float tilt = all.tilt[c], level = all.level[c];
+  const T* source = kKeepsDz<T> ? x_grad : y_grad;
+  for_vectors(args.spatial, [&](int64_t i, auto lanes) MEGADIFF_INLINE_LAMBDA {
+    const Vec centered = lanes.load(x + i) - channel.center;
+    Vec dz = lanes.load(source + i);
+    if constexpr (!kKeepsDz<T>) dz *= activation_slope<kSilu>(centered * channel.slope + channel.intercept);
+    lanes.store(x_grad + i, dz * channel.slope + (centered * tilt + level));
+  });
 }
 
 template <class T, bool kSilu>
-void backward_group(const GroupNormSilu& args, int64_t index) {
-  const int64_t sample = index / args.groups, group = index % args.groups, width = args.channels / args.groups;
-  const int64_t first = sample * args.channels + group * width;
-  auto* sums = reinterpret_cast<ChannelSums*>(args.workspace) + first;
-  const T* x = static_cast<const T*>(args.x) + first * args.spatial;
-  const T* y_grad = static_cast<const T*>(args.y_grad) + first * args.spatial;
-  T* x_grad = static_cast<T*>(args.x_grad) + first * args.spatial;
-  for (int64_t c = 0; c < width; ++c) {
+MEGADIFF_INLINE void backward_group(const GroupNormSilu& args, int64_t index) {
+  const Group group = group_at(args, index);
+  const SampleChannels all = channels_of(args, group.sample);
+  write_channels(args, all, group.sample, group.group, args.mean[index], args.rstd[index]);
+  const T* x = static_cast<const T*>(args.x) + group.start;
+  const T* y_grad = static_cast<const T*>(args.y_grad) + group.start;
+  T* x_grad = static_cast<T*>(args.x_grad) + group.start;
+  for (int64_t c = 0; c < group_width(args); ++c) {
     const int64_t at = c * args.spatial;
-    sums[c] = sum_row<T, kSilu>(x + at, y_grad + at, x_grad + at, args.spatial, channel_of(args, sample, group * width + c));
+    sum_channel<T, kSilu>(args, all, group.first_channel + c, x + at, y_grad + at, x_grad + at);
   }
-  ChannelGradient gradient;
-  group_gradient(args, sample, group, &sums->dz, &sums->dzx, sizeof(ChannelSums) / sizeof(float), &gradient.tilt,
-                 &gradient.level);
-  for (int64_t c = 0; c < width; ++c) {
+  group_gradients(args, all, group.sample, group.group);
+  for (int64_t c = 0; c < group_width(args); ++c) {
     const int64_t at = c * args.spatial;
-    const Channel channel = channel_of(args, sample, group * width + c);
-    gradient.gain_rstd = channel.slope;
-    finish_row<T, kSilu>(x + at, y_grad + at, x_grad + at, args.spatial, channel, gradient);
+    finish_channel<T, kSilu>(args, all, group.first_channel + c, x + at, y_grad + at, x_grad + at);
   }
+}
+
+// Calls f(index) for every group of every sample, on the threads there are.
+template <class F>
+MEGADIFF_INLINE void for_groups(const GroupNormSilu& args, const F& f) {
+  const int64_t grain = 1 + kGrainElements / (group_width(args) * args.spatial);
+  parallel_for(args.batch * args.groups, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t index = begin; index < end; ++index) f(index);
+    stream_fence();
+  });
 }
 
 }  // namespace
 
-template <class T>
 void forward_channels_first(const GroupNormSilu& args) {
-  parallel_for(args.batch * args.groups, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index)
-      args.silu ? forward_group<T, true>(args, index) : forward_group<T, false>(args, index);
+  with_forward_kernel(args, args.spatial, [&](auto type, auto silu, auto lanes) {
+    using T = typename decltype(type)::type;
+    for_groups(args, [&](int64_t index) {
+      forward_group<T, decltype(silu)::value, decltype(lanes)>(args, index);
+    });
   });
 }
 
-template <class T>
 void backward_channels_first(const GroupNormSilu& args) {
-  parallel_for(args.batch * args.groups, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t index = begin; index < end; ++index)
-      args.silu ? backward_group<T, true>(args, index) : backward_group<T, false>(args, index);
+  with_kernel(args, [&](auto type, auto silu) {
+    using T = typename decltype(type)::type;
+    for_groups(args, [&](int64_t index) { backward_group<T, decltype(silu)::value>(args, index); });
   });
-  parameter_gradients(args, reinterpret_cast<const ChannelSums*>(args.workspace));
 }
-
-template void forward_channels_first<float>(const GroupNormSilu&);
-template void forward_channels_first<BFloat16>(const GroupNormSilu&);
-template void forward_channels_first<Float16>(const GroupNormSilu&);
-template void backward_channels_first<float>(const GroupNormSilu&);
-template void backward_channels_first<BFloat16>(const GroupNormSilu&);
-template void backward_channels_first<Float16>(const GroupNormSilu&);
 
 }  // namespace megadiff::cpu::MEGADIFF_ISA

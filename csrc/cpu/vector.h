@@ -8,9 +8,15 @@
 #include <cstring>
 #include <type_traits>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "common/types.h"
 
 #define MEGADIFF_INLINE static inline __attribute__((always_inline))
+#define MEGADIFF_INLINE_MEMBER inline __attribute__((always_inline))
+#define MEGADIFF_INLINE_LAMBDA __attribute__((always_inline))
 #define MEGADIFF_SIMD _Pragma("omp simd")
 
 namespace megadiff::cpu::MEGADIFF_ISA {
@@ -64,6 +70,7 @@ MEGADIFF_INLINE float load_at(const void* from, Dtype dtype, int64_t index, floa
 
 #if defined(__AVX512F__)
 constexpr int64_t kLanes = 16;
+constexpr __mmask16 kAllLanes = 0xffff;
 #elif defined(__AVX2__)
 constexpr int64_t kLanes = 8;
 #else
@@ -88,9 +95,15 @@ MEGADIFF_INLINE Vec load_vec(const BFloat16* from) {
 }
 
 MEGADIFF_INLINE Vec load_vec(const Float16* from) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_cvtph_ps(kAllLanes, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+#elif defined(__AVX2__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+#else
   Vec values;
   for (int64_t i = 0; i < kLanes; ++i) values[i] = load(from[i]);
   return values;
+#endif
 }
 
 MEGADIFF_INLINE void store_vec(float* to, Vec values) { std::memcpy(to, &values, sizeof values); }
@@ -98,61 +111,137 @@ MEGADIFF_INLINE void store_vec(float* to, Vec values) { std::memcpy(to, &values,
 MEGADIFF_INLINE void store_vec(BFloat16* to, Vec values) {
   const VecBits bits = VecBits(values);
   const VecBits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const VecBits kept = VecBits(values != values) ? (VecBits{} + 0x7fc0u) : rounded;
+  const VecBits nan = VecBits{} + 0x7fc0u;
+  const VecBits kept = values == values ? rounded : nan;
   const VecHalves halves = __builtin_convertvector(kept, VecHalves);
   std::memcpy(to, &halves, sizeof halves);
 }
 
 MEGADIFF_INLINE void store_vec(Float16* to, Vec values) {
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(
+      reinterpret_cast<__m256i*>(to), _mm512_maskz_cvtps_ph(kAllLanes, values, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(__AVX2__)
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
+#else
   for (int64_t i = 0; i < kLanes; ++i) store(to + i, values[i]);
-}
-
-// The first `count` < kLanes elements; the others read as zero and are not written.
-template <class T>
-MEGADIFF_INLINE Vec load_part(const T* from, int64_t count) {
-  T whole[kLanes];
-  std::memset(whole, 0, sizeof whole);
-  std::memcpy(whole, from, size_t(count) * sizeof(T));
-  return load_vec(whole);
-}
-
-template <class T>
-MEGADIFF_INLINE void store_part(T* to, Vec values, int64_t count) {
-  T whole[kLanes];
-  store_vec(whole, values);
-  std::memcpy(to, whole, size_t(count) * sizeof(T));
+#endif
 }
 
 MEGADIFF_INLINE float sum_of(Vec values) {
-  float sum = 0.0f;
-  for (int64_t i = 0; i < kLanes; ++i) sum += values[i];
-  return sum;
+  float lanes[kLanes];
+  std::memcpy(lanes, &values, sizeof lanes);
+  for (int64_t half = kLanes / 2; half > 0; half /= 2)
+    for (int64_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
 }
 
-// The lanes below `count`, zero elsewhere.
-MEGADIFF_INLINE Vec keep_first(Vec values, int64_t count) {
-  for (int64_t i = count; i < kLanes; ++i) values[i] = 0.0f;
-  return values;
+template <size_t kBytes>
+MEGADIFF_INLINE void stream_bytes(void* to, const void* from) {
+#if defined(__AVX512F__)
+  if constexpr (kBytes == 64) return _mm512_stream_si512(static_cast<__m512i*>(to), _mm512_loadu_si512(from));
+#endif
+#if defined(__AVX2__)
+  if constexpr (kBytes == 32) {
+    _mm256_stream_si256(static_cast<__m256i*>(to), _mm256_loadu_si256(static_cast<const __m256i*>(from)));
+  } else {
+    _mm_stream_si128(static_cast<__m128i*>(to), _mm_loadu_si128(static_cast<const __m128i*>(from)));
+  }
+#else
+  std::memcpy(to, from, kBytes);
+#endif
 }
 
-// e^x within about 1 ulp on [-87.3, 88.3] and clamped to its value there outside, a NaN for NaN: Cody-Waite reduction to
-// [-ln2/2, ln2/2] and a polynomial of degree 7.
-MEGADIFF_INLINE Vec exp_(Vec x) {
+MEGADIFF_INLINE void stream_fence() {
+#if defined(__AVX2__)
+  _mm_sfence();
+#endif
+}
+
+// How a loop over any number of elements reads and writes a vector of them: all lanes, or the `count` that are left. The
+// lanes beyond read as zero and are not written.
+struct Whole {
+  template <class T>
+  MEGADIFF_INLINE_MEMBER Vec load(const T* from) const { return load_vec(from); }
+  template <class T>
+  MEGADIFF_INLINE_MEMBER void store(T* to, Vec values) const { store_vec(to, values); }
+  MEGADIFF_INLINE_MEMBER Vec keep(Vec values) const { return values; }
+};
+
+// As Whole, but what is written goes to memory past the caches: nothing is read for it, and nothing else is driven out.
+// Addresses must be multiples of a vector's size, and stream_fence() must follow before other threads read.
+struct Streamed : Whole {
+  template <class T>
+  MEGADIFF_INLINE_MEMBER void store(T* to, Vec values) const {
+    T lanes[kLanes];
+    store_vec(lanes, values);
+    stream_bytes<sizeof lanes>(to, lanes);
+  }
+};
+
+struct Part {
+  int64_t count;
+
+  template <class T>
+  MEGADIFF_INLINE_MEMBER Vec load(const T* from) const {
+    T lanes[kLanes] = {};
+    std::memcpy(lanes, from, size_t(count) * sizeof(T));
+    return load_vec(lanes);
+  }
+  template <class T>
+  MEGADIFF_INLINE_MEMBER void store(T* to, Vec values) const {
+    T lanes[kLanes];
+    store_vec(lanes, values);
+    std::memcpy(to, lanes, size_t(count) * sizeof(T));
+  }
+  // The lanes that are there, zero elsewhere.
+  MEGADIFF_INLINE_MEMBER Vec keep(Vec values) const {
+    for (int64_t i = count; i < kLanes; ++i) values[i] = 0.0f;
+    return values;
+  }
+};
+
+// Calls f(i, Lanes{} or Part) for every kLanes of [0, count).
+template <class Lanes = Whole, class F>
+MEGADIFF_INLINE void for_vectors(int64_t count, const F& f) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) f(i, Lanes{});
+  if (i < count) f(i, Part{count - i});
+}
+
+// ---- elementary functions
+
+// 2^t and from it e^x, with an error of about 1 ulp + |x| 2^-24; a NaN for a NaN. On AVX-512 they reach infinity and
+// zero; elsewhere they stay at about 2^127 and 2^-126. The polynomial is the best of degree 5 for 2^r in relative error.
+MEGADIFF_INLINE Vec exp2_(Vec t) {
+#if defined(__AVX512F__)
+  // _mm512_scalef_ps(p, t) is p 2^floor(t), and the remainder of an infinity is 0. The forms with a mask (of all lanes)
+  // are there because GCC warns of the others.
+  const Vec r = _mm512_maskz_reduce_ps(kAllLanes, t, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  Vec p = r * 1.87757667e-3f + 8.98934009e-3f;
+  p = p * r + 5.58263180e-2f;
+  p = p * r + 2.40153617e-1f;
+  p = p * r + 6.93153073e-1f;
+  p = p * r + 9.99999994e-1f;
+  return _mm512_maskz_scalef_ps(kAllLanes, p, t);
+#else
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23 = 0x4b400000: adding it leaves the nearest integer in the low bits
-  x = x > 88.3f ? splat(88.3f) : x;
-  x = x < -87.3f ? splat(-87.3f) : x;
-  const Vec shifted = x * 1.44269504f + kRound;
-  const Vec n = shifted - kRound;
-  const Vec r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + (r + 1.0f);
-  return p * Vec((VecBits(shifted) - 0x4b400000u + 127u) << 23);
+  t = splat(127.0f) < t ? splat(127.0f) : t;
+  t = splat(-126.0f) > t ? splat(-126.0f) : t;
+  const Vec shifted = t + kRound;
+  const Vec r = t - (shifted - kRound);
+  Vec p = r * 1.32764720e-3f + 9.67554150e-3f;
+  p = p * r + 5.55071328e-2f;
+  p = p * r + 2.40221197e-1f;
+  p = p * r + 6.93146967e-1f;
+  p = p * r + 1.0f;
+  return p * Vec((VecBits(shifted) << 23) + 0x3f800000u);
+#endif
 }
+
+MEGADIFF_INLINE Vec exp_(Vec x) { return exp2_(x * 1.44269504f); }
 
 MEGADIFF_INLINE Vec sigmoid(Vec x) { return 1.0f / (1.0f + exp_(-x)); }
+MEGADIFF_INLINE Vec silu(Vec x) { return x / (1.0f + exp_(-x)); }
 
 }  // namespace megadiff::cpu::MEGADIFF_ISA

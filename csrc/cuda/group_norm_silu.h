@@ -14,32 +14,12 @@ struct Moments {
   float count, mean, squares;
 };
 
-// One running mean for each element of a pack, by Welford's update.
-template <int kPack>
-struct Streams {
-  float count = 0.0f, mean[kPack] = {}, squares[kPack] = {};
-
-  __device__ __forceinline__ void add(const float (&values)[kPack]) {
-    count += 1.0f;
-    const float inverse = 1.0f / count;
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      const float difference = values[i] - mean[i];
-      mean[i] += difference * inverse;
-      squares[i] += difference * (values[i] - mean[i]);
-    }
-  }
-
-  __device__ __forceinline__ Moments joined() const {
-    float shift = 0.0f, sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) shift += mean[i] - mean[0];
-    const float middle = mean[0] + shift * (1.0f / kPack);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) sum += squares[i] + count * (mean[i] - middle) * (mean[i] - middle);
-    return {count * kPack, middle, sum};
-  }
-};
+// The moments of `count` values, summed as differences from a pivot. The pivot is one of the values, so the subtraction
+// costs at most the precision of `count` roundings.
+__device__ __forceinline__ Moments about_pivot(float count, float pivot, float sum, float squares) {
+  const float shift = sum / count, rest = squares - sum * shift;
+  return {count, pivot + shift, rest < 0.0f ? 0.0f : rest};
+}
 
 // The moments of entries 0 .. entries - 1 together, in every lane of the warp. Differences are taken from the mean of the
 // first entry, which must not be empty, then from the joint mean, so that nothing cancels and equal means stay exact.

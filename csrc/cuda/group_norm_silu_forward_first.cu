@@ -20,6 +20,34 @@ struct Shared {
 size_t channel_bytes(const Tiling& tiling) { return 3 * sizeof(float) * tiling.channels; }
 size_t moment_bytes(const Tiling& tiling) { return sizeof(Moments) * tiling.threads; }
 
+// The moments of a thread's packs.
+template <class T, int kPack, bool kKeep>
+__device__ __forceinline__ Moments measure_own(
+    const GroupNormSilu& args, const Tiling& tiling, const T* x, int packs, const Shared<T, kPack>& shared) {
+  if (int(threadIdx.x) >= packs) return {};
+  const Place first = place_of<kPack>(args, tiling, threadIdx.x);
+  const float pivot = load(x[first.offset]) + shared.channels[first.channel];
+  float count = 0.0f, sum[kPack] = {}, squares[kPack] = {};
+  stream<T, kPack>(
+      threadIdx.x, packs, blockDim.x, [&](int i) { return x + place_of<kPack>(args, tiling, i).offset; },
+      [&](int i, const Pack<T, kPack>& pack) {
+        if (kKeep) shared.kept[i] = pack;
+        const float shift = shared.channels[place_of<kPack>(args, tiling, i).channel] - pivot;
+        count += kPack;
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) {
+          const float difference = load(pack.at[j]) + shift;
+          sum[j] += difference;
+          squares[j] += difference * difference;
+        }
+      });
+  for (int j = 1; j < kPack; ++j) {
+    sum[0] += sum[j];
+    squares[0] += squares[j];
+  }
+  return about_pivot(count, pivot, sum[0], squares[0]);
+}
+
 // Stores the moments of a tile; between barriers, as it reads and writes shared memory.
 template <class T, int kPack, bool kKeep>
 __device__ __forceinline__ void measure(
@@ -28,18 +56,7 @@ __device__ __forceinline__ void measure(
   const int packs = tile.channels * (tile.positions / kPack);
   fill_offsets(args, tile, shared.channels);
   __syncthreads();
-  Streams<kPack> streams;
-  stream<T, kPack>(
-      threadIdx.x, packs, blockDim.x, [&](int i) { return x + place_of<kPack>(args, tiling, i).offset; },
-      [&](int i, const Pack<T, kPack>& pack) {
-        if (kKeep) shared.kept[i] = pack;
-        const float offset = shared.channels[place_of<kPack>(args, tiling, i).channel];
-        float values[kPack];
-#pragma unroll
-        for (int j = 0; j < kPack; ++j) values[j] = load(pack.at[j]) + offset;
-        streams.add(values);
-      });
-  shared.moments[threadIdx.x] = streams.joined();
+  shared.moments[threadIdx.x] = measure_own<T, kPack, kKeep>(args, tiling, x, packs, shared);
   __syncthreads();
   if (threadIdx.x < kWarpSize) {
     const Moments moments = merge(int(blockDim.x), [&](int i) { return shared.moments[i]; });

@@ -35,14 +35,47 @@ __device__ __forceinline__ void merge_rows(
     const GroupNormSilu& args, const Tiling& tiling, const Tile& tile, const Moment* moments) {
   const int warp = threadIdx.x / kWarpSize, warps = blockDim.x / kWarpSize;
   const int width = tile.channels / tile.groups, rows = int(blockDim.x) / (tiling.channels / kPack);
+  const int each = tile.positions / rows, more = tile.positions % rows;  // the first rows have one position more
   for (int group = warp; group < tile.groups; group += warps) {
     const Moments joined = merge(rows * width, [&](int i) {
       const int row = tiling.pieces > 1 ? i / width : int(tiling.by_width.divide(unsigned(i)));
       const Moment moment = moments[row * tiling.channels + group * width + (i - row * width)];
-      const int positions = row < tile.positions ? (tile.positions - 1 - row) / rows + 1 : 0;
-      return Moments{float(positions), moment.mean, moment.squares};
+      return Moments{float(row < more ? each + 1 : each), moment.mean, moment.squares};
     });
     if (threadIdx.x % kWarpSize == 0) store_moments(args, tiling, tile, group, joined);
+  }
+}
+
+// The moments of the channels of a thread, over its positions.
+template <class T, int kPack, bool kKeep>
+__device__ __forceinline__ void measure_own(
+    const GroupNormSilu& args, const Tiling& tiling, const Tile& tile, const Column& own, const Shared<T, kPack>& shared,
+    Moment* moments) {
+  const T* x = static_cast<const T*>(args.x) + first_element(args, tiling, tile) + own.column * kPack;
+  const int width = tiling.channels / kPack;
+  float count = 0.0f, pivot[kPack] = {}, sum[kPack] = {}, squares[kPack] = {};
+  if (own.row < tile.positions) {
+    const Pack<T, kPack> first = read_pack<T, kPack>(x + own.row * args.channels);
+#pragma unroll
+    for (int j = 0; j < kPack; ++j) pivot[j] = load(first.at[j]);
+  }
+  stream<T, kPack>(
+      own.row, tile.positions, own.rows, [&](int row) { return x + row * args.channels; },
+      [&](int row, const Pack<T, kPack>& pack) {
+        if (kKeep) shared.kept[row * width + own.column] = pack;
+        count += 1.0f;
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) {
+          const float difference = load(pack.at[j]) - pivot[j];
+          sum[j] += difference;
+          squares[j] += difference * difference;
+        }
+      });
+#pragma unroll
+  for (int j = 0; j < kPack; ++j) {
+    const float offset = shared.channels[own.column * kPack + j];
+    const Moments own_moments = about_pivot(count > 0.0f ? count : 1.0f, pivot[j] + offset, sum[j], squares[j]);
+    moments[j] = {own_moments.mean, own_moments.squares};
   }
 }
 
@@ -51,27 +84,11 @@ template <class T, int kPack, bool kKeep>
 __device__ __forceinline__ void measure(
     const GroupNormSilu& args, const Tiling& tiling, const Tile& tile, const Shared<T, kPack>& shared) {
   const Column own = column_of<kPack>(tiling, tile);
-  const T* x = static_cast<const T*>(args.x) + first_element(args, tiling, tile) + own.column * kPack;
-  const int width = tiling.channels / kPack;
   fill_offsets(args, tile, shared.channels);
   __syncthreads();
   if (own.works) {
-    float offsets[kPack];
-#pragma unroll
-    for (int j = 0; j < kPack; ++j) offsets[j] = shared.channels[own.column * kPack + j];
-    Streams<kPack> streams;
-    stream<T, kPack>(
-        own.row, tile.positions, own.rows, [&](int row) { return x + row * args.channels; },
-        [&](int row, const Pack<T, kPack>& pack) {
-          if (kKeep) shared.kept[row * width + own.column] = pack;
-          float values[kPack];
-#pragma unroll
-          for (int j = 0; j < kPack; ++j) values[j] = load(pack.at[j]) + offsets[j];
-          streams.add(values);
-        });
-#pragma unroll
-    for (int j = 0; j < kPack; ++j)
-      shared.moments[own.row * tiling.channels + own.column * kPack + j] = {streams.mean[j], streams.squares[j]};
+    Moment* moments = shared.moments + own.row * tiling.channels + own.column * kPack;
+    measure_own<T, kPack, kKeep>(args, tiling, tile, own, shared, moments);
   }
   __syncthreads();
   merge_rows<kPack>(args, tiling, tile, shared.moments);

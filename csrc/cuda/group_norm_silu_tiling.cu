@@ -11,7 +11,7 @@ constexpr int64_t kEnoughBlocks = 108, kSoonDone = 32 * 1024;
 // Tiles above this leave room for one block on a multiprocessor, which then needs more threads.
 constexpr int64_t kAlone = 48 * 1024;
 // Two passes: tiles as large as gives every multiprocessor several, and a group no more than can be merged quickly.
-constexpr int64_t kTilesWanted = 1024, kSmallestTile = 8 * 1024, kLargestTile = 64 * 1024, kMostParts = 1024;
+constexpr int64_t kTilesWanted = 512, kSmallestTile = 8 * 1024, kLargestTile = 64 * 1024, kMostParts = 1024;
 constexpr int64_t kMostChannels = 512;
 // Memory is moved in sectors; a row of a channels-last tile should waste little of them and be this long in two passes.
 constexpr int64_t kSector = 32, kLongRow = 128;

@@ -16,8 +16,8 @@ from torch import Tensor
 from megadiff.data.batch import Batch
 from megadiff.data.dataset import Dataset
 from megadiff.data.order import SampleOrder, check_enough_samples
-from megadiff.diffusion.philox import Purpose, uniform
 from megadiff.errors import ConfigError
+from megadiff.ops.philox import Purpose, uniform
 
 THREAD_NAME = "megadiff-data"
 _POLL_SECONDS = 0.1

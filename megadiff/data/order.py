@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from megadiff.diffusion.philox import permutation
 from megadiff.errors import DataError
+from megadiff.ops.philox import permutation
 
 
 class SampleOrder:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from megadiff.diffusion import philox
-from megadiff.diffusion.philox import Purpose
+from megadiff.ops import philox
+from megadiff.ops.philox import Purpose
 
 
 def null_label(num_classes: int) -> int:

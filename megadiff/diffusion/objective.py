@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from megadiff.config.schema import DiffusionConfig
-from megadiff.diffusion import philox
 from megadiff.diffusion.condition import drop_condition
-from megadiff.diffusion.philox import Purpose
 from megadiff.diffusion.prediction import require_invertible, target
 from megadiff.diffusion.schedule import NoiseSchedule
 from megadiff.diffusion.weighting import loss_weights
+from megadiff.ops import philox
+from megadiff.ops.philox import Purpose
 
 
 @dataclass(frozen=True, eq=False)

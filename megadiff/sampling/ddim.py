@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from megadiff.diffusion import philox
-from megadiff.diffusion.philox import Purpose
 from megadiff.diffusion.prediction import require_invertible, to_x0_and_noise
 from megadiff.diffusion.schedule import NoiseSchedule
 from megadiff.errors import ConfigError
+from megadiff.ops import philox
+from megadiff.ops.philox import Purpose
 from megadiff.sampling.guidance import Predict, guided
 
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megadiff.data.order import SampleOrder, check_enough_samples, stream_index
-from megadiff.diffusion.philox import permutation
 from megadiff.errors import DataError
+from megadiff.ops.philox import permutation
 
 
 @settings(deadline=None, max_examples=30)

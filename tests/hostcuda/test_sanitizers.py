@@ -1,4 +1,4 @@
-"""The op tests once more with the CUDA kernels under the address and the thread sanitizer, in processes of their own."""
+"""The op tests once more, with the CUDA kernels under the address and the thread sanitizer, in other processes."""
 
 import os
 import subprocess

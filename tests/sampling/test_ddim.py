@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from megadiff.diffusion.philox import Purpose, normal
 from megadiff.diffusion.prediction import target
 from megadiff.diffusion.schedule import SCHEDULES, NoiseSchedule, make_schedule
 from megadiff.errors import ConfigError
+from megadiff.ops.philox import Purpose, normal
 from megadiff.sampling.ddim import ddim_sample, initial_noise, sampling_timesteps
 from megadiff.sampling.guidance import Predict
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from megadiff.diffusion.philox import (
+from megadiff.ops.philox import (
     Purpose,
     integers,
     normal,

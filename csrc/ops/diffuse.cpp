@@ -1,0 +1,100 @@
+// torch.ops.megadiff.diffuse, diffuse_given and philox_bits.
+#include "common/diffuse.h"
+
+#include "binding.h"
+
+namespace megadiff {
+namespace {
+
+Diffuse checked(const Arguments& arguments, const Tensor& x0, const Tensor& coefficients) {
+  Diffuse args{};
+  args.dtype = arguments.dtype("x0", x0);
+  arguments.require(x0.dim() >= 1, "x0", "at least 1 dim (samples)", "a scalar");
+  arguments.require_contiguous("x0", x0);
+  arguments.require_dtype("coefficients", coefficients, {ScalarType::Float});
+  arguments.require_shape("coefficients", coefficients, {x0.size(0), 4});
+  arguments.require_contiguous("coefficients", coefficients);
+  arguments.require_same_device("coefficients", coefficients, x0);
+  args.x0 = read<void>(x0);
+  args.coefficients = read<float>(coefficients);
+  args.batch = x0.size(0);
+  args.numel = args.batch == 0 ? 0 : x0.numel() / args.batch;
+  return args;
+}
+
+std::tuple<Tensor, Tensor> run(const Arguments& arguments, Diffuse& args, const Tensor& x0) {
+  const OnDevice guard(x0);
+  const Tensor x_t = torch::stable::empty_like(x0), target = torch::stable::empty_like(x0);
+  args.x_t = write<void>(x_t);
+  args.target = write<void>(target);
+  if (x0.numel() > 0) device::diffuse(args, current_stream(x0));
+  arguments.check_launch();
+  return {x_t, target};
+}
+
+const int64_t* checked_ids(const Arguments& arguments, const Tensor& sample_ids, int64_t batch) {
+  arguments.require_dtype("sample_ids", sample_ids, {ScalarType::Long});
+  arguments.require_shape("sample_ids", sample_ids, {batch});
+  arguments.require_contiguous("sample_ids", sample_ids);
+  return read<int64_t>(sample_ids);
+}
+
+uint32_t checked_step(const Arguments& arguments, int64_t step) {
+  arguments.require(step >= 0 && step < int64_t(1) << 32, "step", "0 <= step < 2**32", std::to_string(step));
+  return uint32_t(step);
+}
+
+// The seed comes as its two halves, because a schema's integers are signed.
+uint64_t seed_of(int64_t low, int64_t high) { return uint64_t(uint32_t(high)) << 32 | uint32_t(low); }
+
+std::tuple<Tensor, Tensor> diffuse(
+    const Tensor& x0, const Tensor& coefficients, const Tensor& sample_ids, int64_t seed_low, int64_t seed_high,
+    int64_t step, int64_t purpose) {
+  const Arguments arguments("diffuse");
+  Diffuse args = checked(arguments, x0, coefficients);
+  args.sample_ids = checked_ids(arguments, sample_ids, args.batch);
+  arguments.require_same_device("sample_ids", sample_ids, x0);
+  args.seed = seed_of(seed_low, seed_high);
+  args.step = checked_step(arguments, step);
+  args.purpose = uint32_t(purpose);
+  return run(arguments, args, x0);
+}
+
+std::tuple<Tensor, Tensor> diffuse_given(const Tensor& x0, const Tensor& noise, const Tensor& coefficients) {
+  const Arguments arguments("diffuse_given");
+  Diffuse args = checked(arguments, x0, coefficients);
+  arguments.require_dtype("noise", noise, {x0.scalar_type()});
+  arguments.require_shape("noise", noise, shape_of(x0));
+  arguments.require_contiguous("noise", noise);
+  arguments.require_same_device("noise", noise, x0);
+  args.noise = read<void>(noise);
+  return run(arguments, args, x0);
+}
+
+Tensor philox_bits(
+    const Tensor& sample_ids, int64_t seed_low, int64_t seed_high, int64_t step, int64_t purpose, int64_t count) {
+  const Arguments arguments("philox_bits");
+  arguments.require(sample_ids.dim() == 1, "sample_ids", "1 dim", std::to_string(sample_ids.dim()));
+  PhiloxBits args{};
+  args.batch = sample_ids.size(0);
+  args.sample_ids = checked_ids(arguments, sample_ids, args.batch);
+  args.numel = count;
+  args.seed = seed_of(seed_low, seed_high);
+  args.step = checked_step(arguments, step);
+  args.purpose = uint32_t(purpose);
+  const OnDevice guard(sample_ids);
+  const Tensor words = new_empty(sample_ids, {args.batch, count}, ScalarType::Long);
+  args.words = write<int64_t>(words);
+  if (words.numel() > 0) device::philox_bits(args, current_stream(sample_ids));
+  arguments.check_launch();
+  return words;
+}
+
+}  // namespace
+}  // namespace megadiff
+
+MEGADIFF_IMPL(MEGADIFF_LIBRARY, MEGADIFF_KEY, m) {
+  m.impl("diffuse", TORCH_BOX(&megadiff::diffuse));
+  m.impl("diffuse_given", TORCH_BOX(&megadiff::diffuse_given));
+  m.impl("philox_bits", TORCH_BOX(&megadiff::philox_bits));
+}

@@ -1,0 +1,116 @@
+"""Classifier-free guidance and the update of a sampler in one pass; a solver is a set of coefficients."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from megadiff.ops.library import Kernels, use_kernel
+
+
+def solver_step(
+    output: Tensor,
+    x: Tensor,
+    *,
+    to_m: Sequence[float],
+    next_weights: Sequence[float],
+    guidance: float | None = None,
+    clip: float = 0.0,
+    h1: Tensor | None = None,
+    h2: Tensor | None = None,
+    noise: Tensor | None = None,
+    x_last: Tensor | None = None,
+    corrector_weights: Sequence[float] = (),
+    kernels: Kernels = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The next state from the network's answer; no gradient flows.
+
+        guided = null + guidance (conditional - null)
+        m = to_m[0] x + to_m[1] guided, clamped to [-clip, clip]: the predicted clean sample
+        base = x, or with a corrector c[0] x_last + c[1] h1 + c[2] h2 + c[3] m
+        next = n[0] base + n[1] m + n[2] h1 + n[3] h2 + n[4] noise
+
+    DDIM and Euler need n[0] and n[1] (and n[4] where noise is added), DPM-Solver++(2M) h1 as well, UniPC all of it.
+
+    Args:
+        output: (B, C or more, ...), whose first C channels count; (2B, ...) with guidance: conditional, then null.
+        x: (B, C, ...), what the network saw, in output's dtype or wider.
+        to_m: two numbers that turn x and the answer into the predicted clean sample.
+        next_weights: five numbers n.
+        guidance: the scale, or None for an answer without a null half.
+        clip: limit of the predicted clean sample, 0 for none.
+        h1, h2: the m of one and two steps ago, like x.
+        noise: like x.
+        x_last: the base of one step ago, with `corrector_weights`.
+        corrector_weights: four numbers c, or none for no corrector.
+        kernels: whether the fused kernel may run.
+
+    Returns:
+        next and m like x, and base (empty without a corrector).
+    """
+    tensors = [None if t is None else t.detach().contiguous() for t in (output, x, x_last, h1, h2, noise)]
+    answer, state = output.detach().contiguous(), x.detach().contiguous()
+    if state.dtype not in (answer.dtype, torch.float32, torch.float64):
+        raise TypeError(f"solver_step: x is {state.dtype}; expected {answer.dtype}, float32 or float64")
+    numbers = (list(to_m), clip, list(next_weights), list(corrector_weights), guidance)
+    if torch.float64 in (answer.dtype, state.dtype) or not use_kernel("solver_step", kernels, state):
+        return reference(answer, state, *tensors[2:], *numbers)
+    return torch.ops.megadiff.solver_step(answer, state, *tensors[2:], *numbers)
+
+
+@torch.no_grad()
+def reference(
+    output: Tensor,
+    x: Tensor,
+    x_last: Tensor | None,
+    h1: Tensor | None,
+    h2: Tensor | None,
+    noise: Tensor | None,
+    to_m: Sequence[float],
+    clip: float,
+    next_weights: Sequence[float],
+    corrector_weights: Sequence[float],
+    guidance: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in plain PyTorch, with the arguments of `torch.ops.megadiff.solver_step`."""
+    dtype = torch.promote_types(torch.promote_types(x.dtype, output.dtype), torch.float32)
+    guided = output[:, : x.shape[1]].to(dtype)
+    if guidance is not None:
+        conditional, null = guided.chunk(2)
+        guided = torch.lerp(null, conditional, guidance)
+    state = x.to(dtype)
+    m = to_m[0] * state + to_m[1] * guided
+    if clip > 0:
+        m = m.clamp(-clip, clip)
+    base = state
+    if corrector_weights:
+        base = _weighted(corrector_weights, (x_last, h1, h2, m), dtype)
+    following = _weighted(next_weights, (base, m, h1, h2, noise), dtype)
+    return following.to(x.dtype), m.to(x.dtype), base.to(x.dtype) if corrector_weights else x.new_empty(0)
+
+
+def _weighted(weights: Sequence[float], tensors: Sequence[Tensor | None], dtype: torch.dtype) -> Tensor:
+    terms = [weight * tensor.to(dtype) for weight, tensor in zip(weights, tensors, strict=True) if tensor is not None]
+    return sum(terms[1:], start=terms[0])
+
+
+def register(library: str) -> None:
+    """Tells torch the shapes of the operator of `torch.ops.<library>`; it has no gradient."""
+    torch.library.register_fake(f"{library}::solver_step", _fake)
+
+
+def _fake(
+    output: Tensor,
+    x: Tensor,
+    x_last: Tensor | None,
+    h1: Tensor | None,
+    h2: Tensor | None,
+    noise: Tensor | None,
+    to_m: Sequence[float],
+    clip: float,
+    next_weights: Sequence[float],
+    corrector_weights: Sequence[float],
+    guidance: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    base = torch.empty_like(x) if len(corrector_weights) else x.new_empty(0)
+    return torch.empty_like(x), torch.empty_like(x), base
