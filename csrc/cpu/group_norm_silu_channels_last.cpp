@@ -6,8 +6,6 @@ namespace {
 
 // Rows of a block: their sums are kept in float32 before they join the others in float64.
 constexpr int64_t kBlockRows = 128;
-// Channels that are taken together, so that what belongs to them stays in the first-level cache.
-constexpr int64_t kTile = 640;
 // Samples are taken together up to this many elements: they stay in the last-level cache from one pass to the next.
 constexpr int64_t kWaveElements = 1 << 20;
 
@@ -45,18 +43,15 @@ MEGADIFF_INLINE void for_blocks(const GroupNormSilu& args, int64_t begin_sample,
       });
 }
 
-// Calls f(at, c, lanes) for all vectors of a block, `at` elements from its start and c from the start of a row, kTile
-// channels of all rows at a time. Several rows at a time would save reads of what belongs to a channel, but measured
-// half as fast, because the processor no longer foresees the addresses.
+// Calls f(at, c, lanes) for all vectors of a block, `at` elements from its start and c from that of a row. Memory is walked
+// from end to end: several rows or a part of all rows at a time would save reads of what belongs to a channel, but
+// measured up to half as fast, because the processor no longer foresees the addresses.
 template <class Lanes = Whole, class F>
 MEGADIFF_INLINE void for_rows(const GroupNormSilu& args, const Block& block, const F& f) {
-  for (int64_t first = 0; first < args.channels; first += kTile) {
-    const int64_t width = args.channels - first < kTile ? args.channels - first : kTile;
-    for (int64_t row = 0; row < block.rows; ++row)
-      for_vectors<Lanes>(width, [&](int64_t i, auto lanes) MEGADIFF_INLINE_LAMBDA {
-        f(row * args.channels + first + i, first + i, lanes);
-      });
-  }
+  for (int64_t row = 0; row < block.rows; ++row)
+    for_vectors<Lanes>(args.channels, [&](int64_t c, auto lanes) MEGADIFF_INLINE_LAMBDA {
+      f(row * args.channels + c, c, lanes);
+    });
 }
 
 // ---- forward
