@@ -19,7 +19,7 @@ void update(const AdamwEma& args, int64_t begin, int64_t end) {
   Low* __restrict low = static_cast<Low*>(args.low);
   // Local copies: the compiler must assume that a store to a shard changes `args`.
   const float grad_scale = args.grad_scale, beta2 = args.beta2, eps = args.eps, ema_weight = args.ema_weight;
-  const float keep = 1.0f - args.lr * args.weight_decay, new_avg = 1.0f - args.beta1, new_sq = 1.0f - args.beta2;
+  const float keep = 1.0f - args.lr * args.weight_decay, new_avg = args.new_avg, new_sq = args.new_sq;
   const float rate = args.lr / args.bias_correction1, root_scale = 1.0f / std::sqrt(args.bias_correction2);
   MEGADIFF_SIMD
   for (int64_t i = begin; i < end; ++i) {

@@ -23,8 +23,8 @@ __global__ void __launch_bounds__(kThreads) adamw_ema_kernel(AdamwEma args, floa
 #pragma unroll
   for (int i = 0; i < kPack; ++i) {
     const float g = args.grad_scale * grad.at[i];
-    m.at[i] += (1.0f - args.beta1) * (g - m.at[i]);
-    v.at[i] = args.beta2 * v.at[i] + (1.0f - args.beta2) * (g * g);
+    m.at[i] += args.new_avg * (g - m.at[i]);
+    v.at[i] = args.beta2 * v.at[i] + args.new_sq * (g * g);
     const float update = m.at[i] / (sqrtf(v.at[i]) * root_scale + args.eps);
     p.at[i] = p.at[i] * (1.0f - args.lr * args.weight_decay) - rate * update;
     average.at[i] += args.ema_weight * (p.at[i] - average.at[i]);

@@ -41,8 +41,9 @@ void adamw_ema(
   args.low = write<void>(low);
   args.numel = param.numel();
   args.lr = float(lr);
-  args.beta1 = float(beta1);
+  args.new_avg = float(1.0 - beta1);
   args.beta2 = float(beta2);
+  args.new_sq = float(1.0 - beta2);
   args.eps = float(eps);
   args.weight_decay = float(weight_decay);
   args.bias_correction1 = float(1.0 - std::pow(beta1, double(step)));

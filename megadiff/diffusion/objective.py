@@ -11,11 +11,14 @@ from torch import Tensor
 
 from megadiff.config.schema import DiffusionConfig
 from megadiff.diffusion.condition import drop_condition
-from megadiff.diffusion.prediction import require_invertible, target
+from megadiff.diffusion.prediction import require_invertible, target_weights
 from megadiff.diffusion.schedule import NoiseSchedule
 from megadiff.diffusion.weighting import loss_weights
 from megadiff.ops import philox
+from megadiff.ops.diffuse import diffuse
+from megadiff.ops.library import Kernels
 from megadiff.ops.philox import Purpose
+from megadiff.ops.weighted_mse import weighted_mse
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +43,14 @@ class TrainingInputs:
 class DiffusionObjective:
     """Prepares inputs and measures outputs for one schedule, prediction and weighting."""
 
-    def __init__(self, schedule: NoiseSchedule, diffusion_config: DiffusionConfig, num_classes: int, seed: int) -> None:
+    def __init__(
+        self,
+        schedule: NoiseSchedule,
+        diffusion_config: DiffusionConfig,
+        num_classes: int,
+        seed: int,
+        kernels: Kernels = "auto",
+    ) -> None:
         """Refuses impossible settings at once.
 
         Raises:
@@ -52,6 +62,7 @@ class DiffusionObjective:
         self.condition_dropout = diffusion_config.condition_dropout
         self.num_classes = num_classes
         self.seed = seed
+        self.kernels: Kernels = kernels
         self.weights = loss_weights(
             diffusion_config.loss_weight,
             diffusion_config.prediction,
@@ -70,14 +81,15 @@ class DiffusionObjective:
         """
         self._move_tables(images.device)
         x0 = images.to(_loss_dtype(images))
-        noise = philox.normal(self.seed, step, sample_ids, Purpose.NOISE, tuple(x0.shape[1:]), x0.dtype)
         t = philox.integers(self.seed, step, sample_ids, Purpose.TIMESTEP, self.schedule.num_train_timesteps)
-        alpha, sigma = self.schedule.at(t, x0)
+        alpha, sigma = (value.flatten() for value in self.schedule.at(t, x0))
+        coefficients = torch.stack((alpha, sigma, *target_weights(self.prediction, alpha, sigma)), dim=1)
+        x_t, target = diffuse(x0, coefficients, self.seed, step, sample_ids, Purpose.NOISE, kernels=self.kernels)
         return TrainingInputs(
-            x_t=alpha * x0 + sigma * noise,
+            x_t=x_t,
             t=t,
             labels=drop_condition(labels, self.num_classes, self.condition_dropout, self.seed, step, sample_ids),
-            target=target(self.prediction, x0, noise, alpha, sigma),
+            target=target,
             weight=self.weights[t].to(x0.dtype),
         )
 
@@ -90,11 +102,7 @@ class DiffusionObjective:
             weight: (B,).
             mask: (B, 1, H, W); elements where it is 0 are left out, whatever they hold.
         """
-        dtype = _loss_dtype(output, target)
-        error = output[:, : target.shape[1]].to(dtype) - target.to(dtype)
-        if mask is not None:
-            error = error.masked_fill(mask == 0, 0.0)
-        return (error.square().flatten(1).sum(1) * weight.to(dtype)).sum()
+        return weighted_mse(output, target, weight, mask, kernels=self.kernels).sum()
 
     def num_elements(self, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return how many elements loss_sum counts, a scalar int64 on the device of `target`."""
@@ -108,5 +116,5 @@ class DiffusionObjective:
             self.weights = self.weights.to(device)
 
 
-def _loss_dtype(*tensors: Tensor) -> torch.dtype:
-    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+def _loss_dtype(images: Tensor) -> torch.dtype:
+    return torch.float64 if images.dtype == torch.float64 else torch.float32

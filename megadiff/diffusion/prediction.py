@@ -11,15 +11,38 @@ from megadiff.diffusion.schedule import NoiseSchedule
 from megadiff.errors import ConfigError
 
 
-def target(prediction: str, x0: Tensor, noise: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
-    """Return what the network should answer, in the shape of `x0`."""
+def target_weights(prediction: str, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (a, b), each like `alpha`, such that a noise + b x0 is what the network should answer."""
     match prediction:
         case "eps":
-            return noise
+            return torch.ones_like(alpha), torch.zeros_like(alpha)
         case "x0":
-            return x0
+            return torch.zeros_like(alpha), torch.ones_like(alpha)
         case "v":  # Salimans and Ho 2022, appendix D
-            return alpha * noise - sigma * x0
+            return alpha, -sigma
+    raise _unknown(prediction)
+
+
+def target(prediction: str, x0: Tensor, noise: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """Return what the network should answer, in the shape of `x0`."""
+    of_noise, of_x0 = target_weights(prediction, alpha, sigma)
+    return of_noise * noise + of_x0 * x0
+
+
+def x0_weights(prediction: str, alpha: float, sigma: float) -> tuple[float, float]:
+    """Return (p, q) such that p x_t + q output is the predicted x0.
+
+    Raises:
+        ConfigError: eps at alpha = 0, from which x0 cannot be recovered.
+    """
+    match prediction:
+        case "eps":
+            _require_nonzero(torch.tensor(alpha), prediction, "alpha")
+            return 1.0 / alpha, -sigma / alpha
+        case "x0":
+            return 0.0, 1.0
+        case "v":
+            return alpha, -sigma
     raise _unknown(prediction)
 
 

@@ -63,7 +63,9 @@ def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
 def make_objective(config: Config) -> DiffusionObjective:
     """The training objective that the config describes."""
     schedule = make_schedule(config.diffusion.schedule, config.diffusion.num_train_timesteps)
-    return DiffusionObjective(schedule, config.diffusion, config.model.num_classes, config.train.seed)
+    return DiffusionObjective(
+        schedule, config.diffusion, config.model.num_classes, config.train.seed, config.train.kernels
+    )
 
 
 def check_device(config: Config, process: Process) -> None:

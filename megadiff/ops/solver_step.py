@@ -48,14 +48,15 @@ def solver_step(
     Returns:
         next and m like x, and base (empty without a corrector).
     """
-    tensors = [None if t is None else t.detach().contiguous() for t in (output, x, x_last, h1, h2, noise)]
     answer, state = output.detach().contiguous(), x.detach().contiguous()
+    last, first, second, fresh = (None if t is None else t.detach().contiguous() for t in (x_last, h1, h2, noise))
     if state.dtype not in (answer.dtype, torch.float32, torch.float64):
         raise TypeError(f"solver_step: x is {state.dtype}; expected {answer.dtype}, float32 or float64")
-    numbers = (list(to_m), clip, list(next_weights), list(corrector_weights), guidance)
-    if torch.float64 in (answer.dtype, state.dtype) or not use_kernel("solver_step", kernels, state):
-        return reference(answer, state, *tensors[2:], *numbers)
-    return torch.ops.megadiff.solver_step(answer, state, *tensors[2:], *numbers)
+    double = torch.float64 in (answer.dtype, state.dtype)
+    fused = not double and use_kernel("solver_step", kernels, state)
+    run = torch.ops.megadiff.solver_step if fused else reference
+    weights = list(next_weights), list(corrector_weights)
+    return run(answer, state, last, first, second, fresh, list(to_m), clip, *weights, guidance)
 
 
 @torch.no_grad()

@@ -1,14 +1,18 @@
 """DDIM sampling (Song et al. 2021) on a respaced grid of training timesteps."""
 
+import math
+
 import torch
 from torch import Tensor
 
-from megadiff.diffusion.prediction import require_invertible, to_x0_and_noise
+from megadiff.diffusion.prediction import require_invertible, x0_weights
 from megadiff.diffusion.schedule import NoiseSchedule
 from megadiff.errors import ConfigError
 from megadiff.ops import philox
+from megadiff.ops.library import Kernels
 from megadiff.ops.philox import Purpose
-from megadiff.sampling.guidance import Predict, guided
+from megadiff.ops.solver_step import solver_step
+from megadiff.sampling.guidance import Predict, predict_both
 
 
 def sampling_timesteps(num_train_timesteps: int, steps: int) -> tuple[int, ...]:
@@ -47,6 +51,7 @@ def ddim_sample(
     clip_x0: bool,
     seed: int,
     image_ids: Tensor,
+    kernels: Kernels = "auto",
 ) -> Tensor:
     """Turn noise into images with `steps` calls of `predict`; the last step ends exactly at the predicted x0.
 
@@ -64,6 +69,7 @@ def ddim_sample(
         clip_x0: clamp every predicted x0 to [-1, 1] (pixels, not latents).
         seed: of the noise that eta > 0 adds.
         image_ids: (B,) int64, which make that noise independent of the batch.
+        kernels: whether the fused kernel of the update may run.
 
     Returns:
         (B, C, H, W) images in the dtype of `noise`.
@@ -72,29 +78,46 @@ def ddim_sample(
         ConfigError: too many steps, or a prediction that cannot be inverted on this schedule.
     """
     require_invertible(prediction, schedule)
-    # 0-dim CPU tensors mix with tensors of any device and dtype, so no value crosses to the host in the loop.
-    schedule = schedule.to(torch.device("cpu"))
-    predict_guided = guided(predict, num_classes, guidance)
+    # Numbers of the host: no value crosses from the device in the loop.
+    alphas, sigmas = schedule.alpha.tolist(), schedule.sigma.tolist()
     timesteps = sampling_timesteps(schedule.num_train_timesteps, steps)
-    x_t = noise
+    x_t = x0 = noise
     for i, t in enumerate(timesteps):
-        alpha, sigma = schedule.alpha[t], schedule.sigma[t]
-        output = predict_guided(x_t, torch.full_like(labels, t), labels)[:, : noise.shape[1]]
-        x0, eps = to_x0_and_noise(prediction, output.to(x_t.dtype), x_t, alpha, sigma)
-        if clip_x0:
-            x0 = x0.clamp(-1.0, 1.0)
-            eps = (x_t - alpha * x0) / sigma  # the noise that goes with the clipped x0 at this x_t
-        if i + 1 == len(timesteps):
-            break
-        next_alpha, next_sigma = schedule.alpha[timesteps[i + 1]], schedule.sigma[timesteps[i + 1]]
-        added = eta * _posterior_std(alpha, sigma, next_alpha, next_sigma)
-        x_t = next_alpha * x0 + (next_sigma**2 - added**2).clamp(min=0.0).sqrt() * eps
-        if eta > 0.0:
+        levels = torch.full_like(labels, t)
+        if guidance == 1.0:
+            output = predict(x_t, levels, labels)
+        else:
+            output = predict_both(predict, x_t, levels, labels, num_classes)
+        is_last = i + 1 == len(timesteps)
+        # At the last step only the predicted x0 counts.
+        alpha, sigma = alphas[t], sigmas[t]
+        next_alpha, next_sigma = (1.0, 0.0) if is_last else (alphas[timesteps[i + 1]], sigmas[timesteps[i + 1]])
+        added = 0.0 if is_last else eta * _posterior_std(alpha, sigma, next_alpha, next_sigma)
+        fresh = None
+        if added > 0.0:
             shape = tuple(noise.shape[1:])
-            x_t = x_t + added * philox.normal(seed, i, image_ids, Purpose.SAMPLE, shape, noise.dtype)
+            fresh = philox.normal(seed, i, image_ids, Purpose.SAMPLE, shape, noise.dtype)
+        x_t, x0, _ = solver_step(
+            output.to(x_t.dtype),
+            x_t,
+            to_m=x0_weights(prediction, alpha, sigma),
+            next_weights=_next_weights(alpha, sigma, next_alpha, next_sigma, added),
+            guidance=None if guidance == 1.0 else guidance,
+            clip=1.0 if clip_x0 else 0.0,
+            noise=fresh,
+            kernels=kernels,
+        )
     return x0
 
 
-def _posterior_std(alpha: Tensor, sigma: Tensor, next_alpha: Tensor, next_sigma: Tensor) -> Tensor:
+def _next_weights(
+    alpha: float, sigma: float, next_alpha: float, next_sigma: float, added: float
+) -> tuple[float, float, float, float, float]:
+    """Weights of (x_t, x0, -, -, fresh noise) in the next x_t, whose other noise is (x_t - alpha x0) / sigma."""
+    kept = math.sqrt(max(next_sigma**2 - added**2, 0.0)) / sigma if next_sigma > 0.0 else 0.0
+    return kept, next_alpha - kept * alpha, 0.0, 0.0, added
+
+
+def _posterior_std(alpha: float, sigma: float, next_alpha: float, next_sigma: float) -> float:
     """Return the standard deviation of ancestral sampling, Song et al. 2021, equation 16 with eta = 1."""
-    return next_sigma / sigma * (1.0 - (alpha / next_alpha) ** 2).clamp(min=0.0).sqrt()
+    return next_sigma / sigma * math.sqrt(max(1.0 - (alpha / next_alpha) ** 2, 0.0))

@@ -87,4 +87,5 @@ def _sample(
         sampling.clip_x0,
         request.seed,
         image_ids,
+        config.train.kernels,
     )

@@ -11,19 +11,11 @@ from megadiff.diffusion.condition import null_labels_like
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def guided(predict: Predict, num_classes: int, guidance: float) -> Predict:
-    """Return a predict function whose answer is null + guidance (conditional - null).
+def predict_both(predict: Predict, x_t: Tensor, t: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """The network's answers with the condition and then without it, (2B, C or 2C, H, W), in one call of `predict`.
 
-    It calls `predict` once, on the doubled batch [conditional; null]. With guidance 1 it is `predict` itself.
-    The answer may be eps, x0 or v: at a given x_t they are affine in each other, so it acts alike on all.
+    What the sampler makes of them is null + guidance (conditional - null), see `megadiff.ops.solver_step`. The answer
+    may be eps, x0 or v: at a given x_t they are affine in each other, so guidance acts alike on all.
     """
-    if guidance == 1.0:
-        return predict
-
-    def predict_guided(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        both_labels = torch.cat((labels, null_labels_like(labels, num_classes)))
-        output = predict(torch.cat((x_t, x_t)), torch.cat((t, t)), both_labels)
-        conditional, null = output.to(x_t.dtype).chunk(2)
-        return torch.lerp(null, conditional, guidance)
-
-    return predict_guided
+    both_labels = torch.cat((labels, null_labels_like(labels, num_classes)))
+    return predict(torch.cat((x_t, x_t)), torch.cat((t, t)), both_labels)

@@ -26,3 +26,25 @@ def test_tiny_weighted_mse(operators: Namespace) -> None:
     output, target = random("output", (2, 2, 5, 7)).requires_grad_(), random("target", (2, 2, 5, 7))
     backward(operators.weighted_mse(output, target, torch.ones(2), random("mask", (2, 1, 5, 7)) > 0))
     assert output.grad is not None and output.grad.isfinite().all()
+
+
+def test_tiny_group_norm_silu(operators: Namespace) -> None:
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = random("x", (1, 6, 5, 3)).to(memory_format=layout).requires_grad_()
+        weight, bias = random("weight", (6,)).requires_grad_(), random("bias", (6,)).requires_grad_()
+        backward(operators.group_norm_silu(x, weight, bias, None, None, None, 2, 1e-5, True)[0])
+        assert x.grad is not None and x.grad.isfinite().all()
+
+
+def test_tiny_diffuse_and_solver_step(operators: Namespace) -> None:
+    x0, ids = random("x0", (2, 3, 5)), torch.arange(2)
+    x_t, target = operators.diffuse(x0, torch.ones(2, 4), ids, 1, 0, 2, 0)
+    both = torch.cat((x_t, target))
+    state = operators.solver_step(both, x0, x0, x0, x0, x0, [0.5, 0.5], 1.0, [0.2] * 5, [0.25] * 4, 2.0)
+    assert all(value.isfinite().all() for value in state)
+
+
+def test_tiny_adamw_ema(operators: Namespace) -> None:
+    shards = [random(name, (37,)) for name in ("param", "grad", "avg")] + [torch.zeros(37), torch.zeros(37)]
+    operators.adamw_ema_(*shards, torch.zeros(37, dtype=torch.bfloat16), 1e-3, 0.9, 0.99, 1e-8, 0.1, 1, 0.1, 1.0)
+    assert all(value.isfinite().all() for value in shards)

@@ -10,7 +10,9 @@ from megadiff.config.schema import DiffusionConfig
 from megadiff.diffusion.objective import DiffusionObjective
 from megadiff.diffusion.prediction import convert
 from megadiff.diffusion.schedule import make_schedule
-from megadiff.sampling.guidance import guided
+from megadiff.ops.solver_step import solver_step
+from megadiff.sampling.ddim import ddim_sample
+from megadiff.sampling.guidance import Predict, predict_both
 
 NUM_CLASSES = 5
 
@@ -26,6 +28,12 @@ class Recorder:
         return x_t.sin() + (t * 10 + labels).view(-1, 1, 1, 1)
 
 
+def guided(network: Predict, guidance: float, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+    """The guided answer, as the sampler's update computes it."""
+    both = predict_both(network, x_t, t, labels, NUM_CLASSES)
+    return solver_step(both, x_t, to_m=(0, 1), next_weights=(0, 1, 0, 0, 0), guidance=guidance)[1]
+
+
 def batch() -> tuple[Tensor, Tensor, Tensor]:
     x_t = torch.randn(3, 2, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return x_t, torch.tensor([4, 4, 4]), torch.tensor([0, 4, 2])
@@ -38,7 +46,7 @@ def test_b05_training_and_sampling_share_one_empty_condition() -> None:
     x_t, t, labels = batch()
     trained = objective.prepare(x_t, labels, torch.arange(3), step=0).labels
     network = Recorder()
-    guided(network, NUM_CLASSES, 3.0)(x_t, t, labels)
+    guided(network, 3.0, x_t, t, labels)
     sampled = network.calls[0][2]
     assert torch.equal(sampled[:3], labels)
     assert torch.equal(sampled[3:], trained)
@@ -50,15 +58,20 @@ def test_b05_training_and_sampling_share_one_empty_condition() -> None:
 def test_guidance_extrapolates_in_one_doubled_call(guidance: float) -> None:
     x_t, t, labels = batch()
     network = Recorder()
-    output = guided(network, NUM_CLASSES, guidance)(x_t, t, labels)
+    output = guided(network, guidance, x_t, t, labels)
     assert len(network.calls) == 1 and len(network.calls[0][0]) == 6
     conditional, null = network(x_t, t, labels), network(x_t, t, torch.full((3,), NUM_CLASSES))
     torch.testing.assert_close(output, null + guidance * (conditional - null), rtol=1e-12, atol=1e-12)
 
 
 def test_guidance_one_calls_the_network_as_it_is() -> None:
-    network = Recorder()
-    assert guided(network, NUM_CLASSES, 1.0) is network
+    x_t, _, labels = batch()
+    for guidance, samples in ((1.0, 3), (2.0, 6)):
+        network = Recorder()
+        ids = torch.arange(3)
+        schedule = make_schedule("cosine", 10)
+        ddim_sample(network, schedule, "v", x_t, labels, NUM_CLASSES, 2, guidance, 0.0, False, 0, ids)
+        assert [len(call[0]) for call in network.calls] == [samples, samples]
 
 
 def test_guidance_acts_alike_on_every_prediction() -> None:
@@ -71,6 +84,6 @@ def test_guidance_acts_alike_on_every_prediction() -> None:
         def converted(x: Tensor, t: Tensor, y: Tensor, source: str = source, other: str = other) -> Tensor:
             return convert(network(x, t, y), source, other, x, *schedule.at(t, x))
 
-        direct = guided(network, NUM_CLASSES, 4.0)(x_t, t, labels)
-        through = guided(converted, NUM_CLASSES, 4.0)(x_t, t, labels)
+        direct = guided(network, 4.0, x_t, t, labels)
+        through = guided(converted, 4.0, x_t, t, labels)
         torch.testing.assert_close(convert(through, other, source, x_t, alpha, sigma), direct, rtol=1e-8, atol=1e-8)
