@@ -1,4 +1,4 @@
-// GroupNorm-SiLU on CUDA: one pass over memory where groups fit in shared memory, else two; see group_norm_silu_tiling.h.
+// GroupNorm-SiLU on CUDA: one pass over memory where groups fit in shared memory, else two.
 #include "common/group_norm_silu.h"
 
 #include "cuda/group_norm_silu_launches.h"

@@ -21,8 +21,8 @@ __device__ __forceinline__ Moments about_pivot(float count, float pivot, float s
   return {count, pivot + shift, rest < 0.0f ? 0.0f : rest};
 }
 
-// The moments of entries 0 .. entries - 1 together, in every lane of the warp. Differences are taken from the mean of the
-// first entry, which must not be empty, then from the joint mean, so that nothing cancels and equal means stay exact.
+// The moments of entries 0 .. entries - 1 together, in every lane of the warp. Differences are taken from the mean of
+// the first entry, which must not be empty, then from the joint mean: nothing cancels, and equal means stay exact.
 template <class Entry>
 __device__ __forceinline__ Moments merge(int entries, const Entry& entry) {
   const int lane = threadIdx.x % kWarpSize;

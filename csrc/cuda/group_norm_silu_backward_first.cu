@@ -1,4 +1,4 @@
-// GroupNorm-SiLU backward, channels first: some lanes of a warp sum a run of packs of one channel; then x_grad is computed
+// GroupNorm-SiLU backward, channels first: some lanes of a warp sum a run of packs of one channel; then x_grad is made
 // as y in forward, the packs of a tile shared evenly by the threads.
 #include "cuda/group_norm_silu_launches.h"
 #include "cuda/group_norm_silu_sums.h"
@@ -28,7 +28,7 @@ Runs runs_of(const GroupNormSilu& args, int pack) {
   return {int(ceil_divide(packs, length)), int(length), lanes_for(packs)};
 }
 
-// The sums over packs 0 .. packs - 1 of one channel, in each of the `lanes` lanes that share them; the whole warp calls.
+// The sums over packs 0 .. packs - 1 of one channel, in each of the `lanes` lanes that share them. By whole warps.
 template <class T, int kPack, class Keep>
 __device__ __forceinline__ Sums sum_run(
     const T* x, const T* y_grad, const Channel& channel, bool silu, int packs, int lanes, const Keep& keep) {
@@ -58,15 +58,15 @@ __device__ __forceinline__ Sums sum_run(
 // Two passes: each `lanes` threads of the grid take one run, wherever it lies.
 template <class T, int kPack>
 __global__ void __launch_bounds__(kThreads) sum_parts_kernel(GroupNormSilu args, Runs runs) {
-  const int64_t run = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / runs.lanes, all = args.batch * args.channels * runs.each;
-  const bool works = run < all;
+  const int64_t run = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / runs.lanes;
+  const bool works = run < args.batch * args.channels * runs.each;
   const int64_t line = works ? run / runs.each : 0, part = works ? run % runs.each : 0;  // line: sample and channel
   const int64_t sample = line / args.channels, c = line % args.channels, start = part * runs.packs;
   const int packs = works ? int(smaller(runs.packs, args.spatial / kPack - start)) : 0;
   const int64_t first = line * args.spatial + start * kPack;
   const Sums sums = sum_run<T, kPack>(
-      static_cast<const T*>(args.x) + first, static_cast<const T*>(args.y_grad) + first, channel_of(args, sample, c), args.silu,
-      packs, runs.lanes, [](int, const Pack<T, kPack>&, const Pack<T, kPack>&) {});
+      static_cast<const T*>(args.x) + first, static_cast<const T*>(args.y_grad) + first, channel_of(args, sample, c),
+      args.silu, packs, runs.lanes, [](int, const Pack<T, kPack>&, const Pack<T, kPack>&) {});
   if (works && threadIdx.x % runs.lanes == 0) store_part(args, sample, c, runs.each, part, sums);
 }
 
@@ -96,7 +96,8 @@ template <class T, int kPack>
 __device__ __forceinline__ void sum_tile(
     const GroupNormSilu& args, const Tiling& tiling, const Tile& tile, const Shared<T, kPack>& shared) {
   const int64_t first = first_element(args, tiling, tile);
-  const int packs = tile.positions / kPack, each = runs_in_tile(tiling, int(blockDim.x)), length = (packs + each - 1) / each;
+  const int packs = tile.positions / kPack, each = runs_in_tile(tiling, int(blockDim.x));
+  const int length = (packs + each - 1) / each;
   const int lanes = lanes_for(length), at_once = int(blockDim.x) / lanes;
   fill_channels(args, tile, shared.channels, tiling.channels);
   __syncthreads();
@@ -143,13 +144,13 @@ __device__ __forceinline__ void write_x_grad(
     for (int i = threadIdx.x; i < packs; i += blockDim.x) write(i, shared.x[i], shared.y_grad[i]);
   } else {
     stream_pairs<T, kPack>(
-        static_cast<const T*>(args.x) + first, static_cast<const T*>(args.y_grad) + first, threadIdx.x, packs, blockDim.x,
-        [&](int i) { return place_of<kPack>(args, tiling, i).offset; }, write);
+        static_cast<const T*>(args.x) + first, static_cast<const T*>(args.y_grad) + first, threadIdx.x, packs,
+        blockDim.x, [&](int i) { return place_of<kPack>(args, tiling, i).offset; }, write);
   }
 }
 
 template <class T, int kPack>
-__global__ void __launch_bounds__(kMaxThreads, 1) one_pass_kernel(GroupNormSilu args, Tiling tiling) {
+__global__ void __launch_bounds__(kBackwardThreadsAlone, 1) one_pass_kernel(GroupNormSilu args, Tiling tiling) {
   MD_DYNAMIC_SHARED(unsigned char, base);
   const Shared<T, kPack> shared(base, tiling);
   const Tile tile = tile_of(args, tiling, blockIdx.x);
@@ -188,7 +189,7 @@ void backward_in_one_pass_channels_first(const GroupNormSilu& args, const Tiling
     const size_t runs = size_t(tiling.channels) * runs_in_tile(tiling, tiling.threads);
     const size_t bytes = tiling.kept_bytes + channel_bytes(tiling) + runs * sizeof(Sums);
     MD_ALLOW_SHARED((one_pass_kernel<T, kPack>), bytes);
-    MD_LAUNCH((one_pass_kernel<T, kPack>), unsigned(tiling.tiles(args.batch)), tiling.threads, bytes, stream, args, tiling);
+    MD_LAUNCH((one_pass_kernel<T, kPack>), tiling.blocks(args.batch), tiling.threads, bytes, stream, args, tiling);
   });
 }
 
@@ -206,8 +207,8 @@ void x_grad_channels_first(const GroupNormSilu& args, const Tiling& tiling, Stre
   with_packs(args, tiling, [&](auto type, auto packs) {
     using T = typename decltype(type)::type;
     constexpr int kPack = decltype(packs)::value;
-    MD_LAUNCH((x_grad_kernel<T, kPack>), unsigned(tiling.tiles(args.batch)), tiling.threads, channel_bytes(tiling), stream,
-              args, tiling);
+    MD_LAUNCH((x_grad_kernel<T, kPack>), tiling.blocks(args.batch), tiling.threads, channel_bytes(tiling), stream, args,
+              tiling);
   });
 }
 

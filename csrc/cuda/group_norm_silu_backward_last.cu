@@ -1,12 +1,12 @@
-// GroupNorm-SiLU backward, channels last: threads in columns of one pack of channels, as in forward; each sums its channels.
+// GroupNorm-SiLU backward, channels last: threads in columns of one pack of channels, as in forward.
 #include "cuda/group_norm_silu_launches.h"
 #include "cuda/group_norm_silu_sums.h"
 
 namespace megadiff::cuda::group_norm {
 namespace {
 
-// Shared memory: the kept packs of x and y_grad (in one pass), then three floats and three sums a channel, then one sum a
-// channel and row of threads.
+// Shared memory: the kept packs of x and y_grad (in one pass), then three floats and three sums a channel, then one sum
+// a channel and row of threads.
 template <class T, int kPack>
 struct Shared {
   Pack<T, kPack>*x, *y_grad;
@@ -58,8 +58,8 @@ __device__ __forceinline__ void sum_tile(
 #pragma unroll
     for (int j = 0; j < kPack; ++j) channels[j] = channel_at(shared.channels, tiling.channels, own.column * kPack + j);
     stream_pairs<T, kPack>(
-        static_cast<const T*>(args.x) + first, static_cast<const T*>(args.y_grad) + first, own.row, tile.positions, own.rows,
-        [&](int row) { return row * args.channels; },
+        static_cast<const T*>(args.x) + first, static_cast<const T*>(args.y_grad) + first, own.row, tile.positions,
+        own.rows, [&](int row) { return row * args.channels; },
         [&](int row, const Pack<T, kPack>& xs, const Pack<T, kPack>& grads) {
           if (kKeep) {
             shared.x[row * width + own.column] = xs;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void write_x_grad(
 }
 
 template <class T, int kPack>
-__global__ void __launch_bounds__(kMaxThreads, 1) one_pass_kernel(GroupNormSilu args, Tiling tiling) {
+__global__ void __launch_bounds__(kBackwardThreadsAlone, 1) one_pass_kernel(GroupNormSilu args, Tiling tiling) {
   MD_DYNAMIC_SHARED(unsigned char, base);
   const Shared<T, kPack> shared(base, tiling);
   const Tile tile = tile_of(args, tiling, blockIdx.x);
@@ -161,7 +161,7 @@ void backward_in_one_pass_channels_last(const GroupNormSilu& args, const Tiling&
     constexpr int kPack = decltype(packs)::value;
     const size_t bytes = tiling.kept_bytes + channel_bytes(tiling) + sum_bytes(tiling, kPack);
     MD_ALLOW_SHARED((one_pass_kernel<T, kPack>), bytes);
-    MD_LAUNCH((one_pass_kernel<T, kPack>), unsigned(tiling.tiles(args.batch)), tiling.threads, bytes, stream, args, tiling);
+    MD_LAUNCH((one_pass_kernel<T, kPack>), tiling.blocks(args.batch), tiling.threads, bytes, stream, args, tiling);
   });
 }
 
@@ -171,7 +171,7 @@ void sum_parts_channels_last(const GroupNormSilu& args, const Tiling& tiling, St
     constexpr int kPack = decltype(packs)::value;
     const size_t bytes = channel_bytes(tiling) + sum_bytes(tiling, kPack);
     MD_ALLOW_SHARED((sum_parts_kernel<T, kPack>), bytes);
-    MD_LAUNCH((sum_parts_kernel<T, kPack>), unsigned(tiling.tiles(args.batch)), tiling.threads, bytes, stream, args, tiling);
+    MD_LAUNCH((sum_parts_kernel<T, kPack>), tiling.blocks(args.batch), tiling.threads, bytes, stream, args, tiling);
   });
 }
 
@@ -179,8 +179,8 @@ void x_grad_channels_last(const GroupNormSilu& args, const Tiling& tiling, Strea
   with_packs(args, tiling, [&](auto type, auto packs) {
     using T = typename decltype(type)::type;
     constexpr int kPack = decltype(packs)::value;
-    MD_LAUNCH((x_grad_kernel<T, kPack>), unsigned(tiling.tiles(args.batch)), tiling.threads, channel_bytes(tiling), stream,
-              args, tiling);
+    MD_LAUNCH((x_grad_kernel<T, kPack>), tiling.blocks(args.batch), tiling.threads, channel_bytes(tiling), stream, args,
+              tiling);
   });
 }
 

@@ -1,4 +1,4 @@
-// GroupNorm-SiLU forward, channels first: a tile is a run of packs, channel after channel, shared evenly by the threads.
+// GroupNorm-SiLU forward, channels first: a tile is a run of packs, channel after channel, shared evenly by threads.
 #include "cuda/group_norm_silu.h"
 #include "cuda/group_norm_silu_launches.h"
 
@@ -87,7 +87,7 @@ __device__ __forceinline__ void activate(
 }
 
 template <class T, int kPack>
-__global__ void __launch_bounds__(kMaxThreads, 1) one_pass_kernel(GroupNormSilu args, Tiling tiling) {
+__global__ void __launch_bounds__(kForwardThreadsAlone, 1) one_pass_kernel(GroupNormSilu args, Tiling tiling) {
   MD_DYNAMIC_SHARED(unsigned char, base);
   const Shared<T, kPack> shared(base, tiling);
   const Tile tile = tile_of(args, tiling, blockIdx.x);
@@ -118,7 +118,7 @@ void forward_in_one_pass_channels_first(const GroupNormSilu& args, const Tiling&
     constexpr int kPack = decltype(packs)::value;
     const size_t bytes = tiling.kept_bytes + channel_bytes(tiling) + moment_bytes(tiling);
     MD_ALLOW_SHARED((one_pass_kernel<T, kPack>), bytes);
-    MD_LAUNCH((one_pass_kernel<T, kPack>), unsigned(tiling.tiles(args.batch)), tiling.threads, bytes, stream, args, tiling);
+    MD_LAUNCH((one_pass_kernel<T, kPack>), tiling.blocks(args.batch), tiling.threads, bytes, stream, args, tiling);
   });
 }
 
@@ -127,7 +127,7 @@ void measure_channels_first(const GroupNormSilu& args, const Tiling& tiling, Str
     using T = typename decltype(type)::type;
     constexpr int kPack = decltype(packs)::value;
     const size_t bytes = channel_bytes(tiling) + moment_bytes(tiling);
-    MD_LAUNCH((measure_kernel<T, kPack>), unsigned(tiling.tiles(args.batch)), tiling.threads, bytes, stream, args, tiling);
+    MD_LAUNCH((measure_kernel<T, kPack>), tiling.blocks(args.batch), tiling.threads, bytes, stream, args, tiling);
   });
 }
 
@@ -135,7 +135,7 @@ void activate_channels_first(const GroupNormSilu& args, const Tiling& tiling, St
   with_packs(args, tiling, [&](auto type, auto packs) {
     using T = typename decltype(type)::type;
     constexpr int kPack = decltype(packs)::value;
-    MD_LAUNCH((activate_kernel<T, kPack>), unsigned(tiling.tiles(args.batch)), tiling.threads, channel_bytes(tiling), stream,
+    MD_LAUNCH((activate_kernel<T, kPack>), tiling.blocks(args.batch), tiling.threads, channel_bytes(tiling), stream,
               args, tiling);
   });
 }

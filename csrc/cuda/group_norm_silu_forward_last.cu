@@ -1,5 +1,5 @@
-// GroupNorm-SiLU forward, channels last: the threads of a tile stand in columns of one pack of channels and walk down the
-// positions, so that neighbours read neighbouring channels.
+// GroupNorm-SiLU forward, channels last: the threads of a tile stand in columns of one pack of channels and walk down
+// the positions, so that neighbours read neighbouring channels.
 #include "cuda/group_norm_silu.h"
 #include "cuda/group_norm_silu_launches.h"
 
@@ -49,8 +49,8 @@ __device__ __forceinline__ void merge_rows(
 // The moments of the channels of a thread, over its positions.
 template <class T, int kPack, bool kKeep>
 __device__ __forceinline__ void measure_own(
-    const GroupNormSilu& args, const Tiling& tiling, const Tile& tile, const Column& own, const Shared<T, kPack>& shared,
-    Moment* moments) {
+    const GroupNormSilu& args, const Tiling& tiling, const Tile& tile, const Column& own,
+    const Shared<T, kPack>& shared, Moment* moments) {
   const T* x = static_cast<const T*>(args.x) + first_element(args, tiling, tile) + own.column * kPack;
   const int width = tiling.channels / kPack;
   float count = 0.0f, pivot[kPack] = {}, sum[kPack] = {}, squares[kPack] = {};
@@ -120,7 +120,7 @@ __device__ __forceinline__ void activate(
 }
 
 template <class T, int kPack>
-__global__ void __launch_bounds__(kMaxThreads, 1) one_pass_kernel(GroupNormSilu args, Tiling tiling) {
+__global__ void __launch_bounds__(kForwardThreadsAlone, 1) one_pass_kernel(GroupNormSilu args, Tiling tiling) {
   MD_DYNAMIC_SHARED(unsigned char, base);
   const Shared<T, kPack> shared(base, tiling);
   const Tile tile = tile_of(args, tiling, blockIdx.x);
@@ -151,7 +151,7 @@ void forward_in_one_pass_channels_last(const GroupNormSilu& args, const Tiling& 
     constexpr int kPack = decltype(packs)::value;
     const size_t bytes = tiling.kept_bytes + channel_bytes(tiling) + moment_bytes(tiling, kPack);
     MD_ALLOW_SHARED((one_pass_kernel<T, kPack>), bytes);
-    MD_LAUNCH((one_pass_kernel<T, kPack>), unsigned(tiling.tiles(args.batch)), tiling.threads, bytes, stream, args, tiling);
+    MD_LAUNCH((one_pass_kernel<T, kPack>), tiling.blocks(args.batch), tiling.threads, bytes, stream, args, tiling);
   });
 }
 
@@ -160,7 +160,7 @@ void measure_channels_last(const GroupNormSilu& args, const Tiling& tiling, Stre
     using T = typename decltype(type)::type;
     constexpr int kPack = decltype(packs)::value;
     const size_t bytes = channel_bytes(tiling) + moment_bytes(tiling, kPack);
-    MD_LAUNCH((measure_kernel<T, kPack>), unsigned(tiling.tiles(args.batch)), tiling.threads, bytes, stream, args, tiling);
+    MD_LAUNCH((measure_kernel<T, kPack>), tiling.blocks(args.batch), tiling.threads, bytes, stream, args, tiling);
   });
 }
 
@@ -168,7 +168,7 @@ void activate_channels_last(const GroupNormSilu& args, const Tiling& tiling, Str
   with_packs(args, tiling, [&](auto type, auto packs) {
     using T = typename decltype(type)::type;
     constexpr int kPack = decltype(packs)::value;
-    MD_LAUNCH((activate_kernel<T, kPack>), unsigned(tiling.tiles(args.batch)), tiling.threads, channel_bytes(tiling), stream,
+    MD_LAUNCH((activate_kernel<T, kPack>), tiling.blocks(args.batch), tiling.threads, channel_bytes(tiling), stream,
               args, tiling);
   });
 }

@@ -24,7 +24,8 @@ __device__ __forceinline__ Workspace workspace_of(const GroupNormSilu& args) {
   return {args.workspace, reinterpret_cast<GroupGradient*>(groups), groups + 2 * args.batch * args.groups};
 }
 
-__device__ __forceinline__ void store_total(const GroupNormSilu& args, int64_t sample, int64_t channel, const Sums& sums) {
+__device__ __forceinline__ void store_total(
+    const GroupNormSilu& args, int64_t sample, int64_t channel, const Sums& sums) {
   float* totals = workspace_of(args).totals + sample * args.channels + channel;
   const int64_t step = args.batch * args.channels;
   totals[0] = sums.dz;

@@ -27,10 +27,11 @@ struct Shape {
 
 bool can_take_packs(const GroupNormSilu& args, bool channels_last, int64_t size) {
   uintptr_t bits = uintptr_t(channels_last ? args.channels : args.spatial) * uintptr_t(size);
-  for (const void* pointer : {args.x, static_cast<const void*>(args.y), args.y_grad, static_cast<const void*>(args.x_grad)})
+  const void* const written[] = {args.y, args.x_grad};
+  for (const void* pointer : {args.x, args.y_grad, written[0], written[1]})
     bits |= reinterpret_cast<uintptr_t>(pointer);
   if (bits % 16 != 0) return false;
-  // Channels last, a tile of whole groups and whole packs must fit the threads of a block, or parts of a group be whole packs.
+  // Channels last, whole groups that are whole packs must fit the threads of a block, or a group be whole packs itself.
   const int64_t pack = 16 / size, width = args.channels / args.groups;
   const int64_t both = width / greatest_divisor(width, pack) * pack;
   return !channels_last || width % pack == 0 || least(both, args.channels) <= kThreads * pack;
@@ -73,12 +74,12 @@ int64_t scratch_bytes(const Shape& shape, const Tiling& tiling) {
 bool fit_one_pass(const GroupNormSilu& args, const Shape& shape, int64_t channels, Tiling* tiling) {
   if (channels == 0 || args.spatial > kMostShared) return false;
   const int64_t kept = ceil_divide(channels * args.spatial * shape.bytes(), 32) * 32;  // 16 for each stream
-  tiling->threads = kept > kAlone ? kMaxThreads : kThreads;
+  tiling->threads = kept <= kAlone ? kThreads : shape.streams == 1 ? kForwardThreadsAlone : kBackwardThreadsAlone;
   set_channels(args, shape, channels, tiling);
   set_positions(args, args.spatial, tiling);
   tiling->kept_bytes = size_t(kept);
   tiling->one_pass = kept + scratch_bytes(shape, *tiling) <= kMostShared &&
-                     (tiling->tiles(args.batch) >= kEnoughBlocks || kept <= kSoonDone);
+                     (tiling->blocks(args.batch) >= kEnoughBlocks || kept <= kSoonDone);
   return tiling->one_pass;
 }
 

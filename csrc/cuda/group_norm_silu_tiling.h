@@ -1,5 +1,5 @@
-// How GroupNorm-SiLU cuts its tensor into tiles, one a block: some channels at some positions of one sample. In one pass
-// a tile holds whole groups and stays in shared memory; otherwise tiles leave partial results for a launch that joins them.
+// How GroupNorm-SiLU cuts its tensor into tiles, one a block: some channels at some positions of one sample. In one
+// pass a tile holds whole groups and stays in shared memory; else tiles leave partial results for a launch to join.
 #pragma once
 
 #include "common/group_norm_silu.h"
@@ -8,8 +8,8 @@
 namespace megadiff::cuda::group_norm {
 
 constexpr int kThreads = 256;
-// Of a block whose shared memory leaves no room for a second block.
-constexpr int kMaxThreads = 512;
+// Of a block whose shared memory leaves no room for a second one. More in backward would spill registers.
+constexpr int kForwardThreadsAlone = 512, kBackwardThreadsAlone = 384;
 
 // n / divisor as a multiplication, for n < 2^31 (Granlund and Montgomery 1994).
 struct Divider {
@@ -35,7 +35,7 @@ struct Tiling {
   Divider by_positions;  // divides by the vectors of a tile's channel
   size_t kept_bytes;     // what a tile in one pass keeps in shared memory
 
-  int64_t tiles(int64_t batch) const { return batch * channel_tiles * position_tiles; }
+  unsigned blocks(int64_t batch) const { return unsigned(batch * channel_tiles * position_tiles); }
 };
 
 // `streams` tensors are read and, in one pass, kept: x, or x and y_grad. The same for the same sizes and alignments.
