@@ -97,13 +97,14 @@ class TrainConfig(Section):
     activation_checkpoint_every_blocks: int = Field(2, gt=0)
     attention_backend: Literal["auto", "math", "efficient", "flash", "flash_attn"] = "auto"
     kernels: Literal["auto", "required", "off"] = "auto"
+    norm_backend: Literal["torch", "apex"] = "torch"
     compile: bool = False
 
 
 class OptimizerConfig(Section):
     """The optimizer, its learning-rate schedule in optimizer steps, and the clipping of the global norm."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
+    name: Literal["adamw", "adamw_ema", "apex_fused_adam", "sgd"] = "adamw"
     lr: float = Field(1e-4, ge=0)
     betas: Betas = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)

@@ -160,6 +160,22 @@ def _betas_below_one(config: Config) -> None:
             raise ConfigError(f"optimizer.betas[{index}] = {beta} is outside [0, 1); use for example [0.9, 0.999]")
 
 
+def _apex_has_one_step_counter(config: Config) -> None:
+    if config.optimizer.name == "apex_fused_adam" and config.parallel.zero_stage == 3:
+        raise ConfigError(
+            "optimizer.name = apex_fused_adam counts its steps once for all of a group, but parallel.zero_stage = 3 "
+            "steps a group in parts; use zero_stage = 2 or optimizer.name = adamw_ema"
+        )
+
+
+def _norm_backend_has_a_norm(config: Config) -> None:
+    if config.train.norm_backend == "apex" and not config.model.qk_norm:
+        raise ConfigError(
+            "train.norm_backend = apex has no effect with model.qk_norm = false, because no other norm has weights; "
+            "use norm_backend = torch or qk_norm = true"
+        )
+
+
 def _no_idle_settings(config: Config) -> None:
     """Refuse a value other than the default where another setting makes that it is never read."""
     default, sgd = Config(), config.optimizer.name == "sgd"
@@ -308,6 +324,8 @@ CHECKS: tuple[Check, ...] = (
     _guidance_needs_condition_dropout,
     _sampling_steps_exist,
     _betas_below_one,
+    _apex_has_one_step_counter,
+    _norm_backend_has_a_norm,
     _no_idle_settings,
     *PARALLEL_CHECKS,
 )

@@ -19,6 +19,7 @@ from megadiff.errors import ConfigError
 from megadiff.models import FUSED_OPERATORS
 from megadiff.ops.attention import require_flash_attn
 from megadiff.ops.library import describe_kernels
+from megadiff.ops.rms_norm import require_apex
 from megadiff.parallel.pipeline import pipeline_module
 from megadiff.parallel.shards import Shards
 from megadiff.parallel.stage import DTYPES, Stage, build_stage
@@ -35,7 +36,7 @@ def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
     dtype = torch.float64 if config.train.precision == "fp64" else torch.float32
     stage = build_stage(config, grid, process.device, dtype)
     objective = make_objective(config)
-    optimizer = make_optimizer(config.optimizer, stage.chain)
+    optimizer = make_optimizer(config.optimizer, stage.chain, config.train.kernels)
     loss = PipelineLoss(objective)
     model: nn.Module = stage.chain if layout.pipeline == 1 else pipeline_module(stage.chain, grid, loss)
     with quiet_stdout():
@@ -72,12 +73,16 @@ def check_device(config: Config, process: Process) -> None:
     """Refuses what this machine cannot do.
 
     Raises:
-        ConfigError: fp16 without CUDA, flash-attn that is not installed, or required kernels that are not built.
+        ConfigError: fp16 without CUDA, flash-attn or apex that is not installed, required kernels that are not there.
     """
     if config.train.precision == "fp16" and process.device.type == "cpu":
         raise ConfigError("train.precision = fp16 does not exist on CPU; use fp32 or bf16")
     if config.train.attention_backend == "flash_attn":
         require_flash_attn()
+    if config.optimizer.name == "apex_fused_adam":
+        require_apex("optimizer.name = apex_fused_adam", "apex.optimizers")
+    if config.train.norm_backend == "apex":
+        require_apex("train.norm_backend = apex", "apex.normalization.fused_layer_norm")
     kernels_line(config, process.device)
 
 
@@ -88,6 +93,8 @@ def kernels_line(config: Config, device: torch.device) -> str:
         ConfigError: `train.kernels` = required where there are none.
     """
     operators = (*FUSED_OPERATORS[config.model.name], "diffuse", "weighted_mse", "solver_step")
+    if config.optimizer.name == "adamw_ema":
+        operators += ("adamw_ema",)
     return describe_kernels(config.train.kernels, operators, device, DTYPES[config.train.precision])
 
 

@@ -93,6 +93,8 @@ class Engine:
         prepared = [self._prepare(batch.to(self.device)) for batch in micro_batches]
         total = self._global_elements(prepared)
         loss_scale = self.layout.accumulation * self.layout.data / total
+        if self.ema is not None:
+            self.ema.prepare()
         loss_sum = self.runner.run(prepared, loss_scale)
         applied = self._was_applied()
         self.steps += 1

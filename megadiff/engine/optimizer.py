@@ -1,25 +1,30 @@
 """The optimizer and its learning rate. Both know nothing of ranks: DeepSpeed hands the optimizer what it owns."""
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
 
 from megadiff.config.schema import OptimizerConfig
+from megadiff.engine.adamw_ema import AdamWEma
+from megadiff.errors import ConfigError
 from megadiff.models.chain import Chain
+from megadiff.ops.library import Kernels
+from megadiff.ops.rms_norm import require_apex
 
 # The state tensors that an optimizer keeps for each parameter, which a checkpoint stores.
-_STATE_KEYS: dict[str, tuple[str, ...]] = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ()}
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def state_keys(config: OptimizerConfig) -> tuple[str, ...]:
     """Names of the per-parameter state tensors of the chosen optimizer."""
-    if config.name == "sgd" and config.momentum > 0:
-        return ("momentum_buffer",)
-    return _STATE_KEYS[config.name]
+    if config.name == "sgd":
+        return ("momentum_buffer",) if config.momentum > 0 else ()
+    return _MOMENTS
 
 
-def make_optimizer(config: OptimizerConfig, chain: Chain) -> torch.optim.Optimizer:
+def make_optimizer(config: OptimizerConfig, chain: Chain, kernels: Kernels = "auto") -> torch.optim.Optimizer:
     """The optimizer over this rank's parameters.
 
     Weight decay applies to matrices and convolutions, not to biases, norms and the label table. The learning rate
@@ -32,9 +37,26 @@ def make_optimizer(config: OptimizerConfig, chain: Chain) -> torch.optim.Optimiz
     groups = [group for group in groups if group["params"]]
     if config.name == "sgd":
         return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum)
+    if config.name == "adamw_ema":
+        return AdamWEma(groups, config.betas, config.eps, kernels)
+    if config.name == "apex_fused_adam":
+        return _apex_fused_adam(groups, config)
     # On the CPU torch would loop over the parameters in Python by default; on CUDA its default takes them together.
     fused = True if all(p.device.type == "cpu" for p in chain.parameters()) else None
     return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.eps, fused=fused)
+
+
+def _apex_fused_adam(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    require_apex("optimizer.name = apex_fused_adam", "apex.optimizers")
+    from apex.optimizers import FusedAdam
+
+    try:
+        return FusedAdam(groups, lr=0.0, betas=config.betas, eps=config.eps, adam_w_mode=True)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"optimizer.name = apex_fused_adam: this build of apex cannot run it ({error}); build apex with its CUDA "
+            "extensions (APEX_CUDA_EXT=1) or use optimizer.name = adamw_ema"
+        ) from error
 
 
 def learning_rate(step: int, total_steps: int, config: OptimizerConfig) -> float:

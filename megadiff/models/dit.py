@@ -50,7 +50,7 @@ class Block(nn.Module):
         width = model.hidden_size
         self.kernels: Kernels = backends.kernels
         self.modulation = nn.Linear(width, 6 * width)
-        self.attn = Attention(width, model.num_heads, model.qk_norm, model.attention_dropout, backends.attention)
+        self.attn = Attention(width, model.num_heads, model.qk_norm, model.attention_dropout, backends)
         self.mlp = FeedForward(width, int(width * model.mlp_ratio))
         self.dropout = Dropout(model.dropout)
 

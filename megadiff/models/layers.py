@@ -13,13 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megadiff.ops.attention import AttentionBackend, attend
+from megadiff.ops.backends import Backends
+from megadiff.ops.rms_norm import NormBackend, rms_norm
 
 NORM_EPS = 1e-6
-
-
-def at_least_float32(x: Tensor) -> Tensor:
-    """`x` in float32, or in float64 where it already is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+_DEFAULTS = Backends()
 
 
 class Modulation(NamedTuple):
@@ -33,13 +31,13 @@ class Modulation(NamedTuple):
 class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dim with a learnt scale, in at least float32."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, backend: NormBackend) -> None:
         super().__init__()
+        self.norm_backend: NormBackend = backend
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        normed = F.rms_norm(at_least_float32(x), x.shape[-1:], at_least_float32(self.weight), NORM_EPS)
-        return normed.to(x.dtype)
+        return rms_norm(x, self.weight, NORM_EPS, self.norm_backend)
 
 
 @contextlib.contextmanager
@@ -87,15 +85,13 @@ class Attention(nn.Module):
     the same code runs on a tensor-parallel shard that holds some of the heads.
     """
 
-    def __init__(
-        self, dim: int, num_heads: int, qk_norm: bool, dropout: float, backend: AttentionBackend = "auto"
-    ) -> None:
+    def __init__(self, dim: int, num_heads: int, qk_norm: bool, dropout: float, backends: Backends = _DEFAULTS) -> None:
         super().__init__()
         self.head_dim = dim // num_heads
-        self.backend: AttentionBackend = backend
+        self.backend: AttentionBackend = backends.attention
         self.q, self.k, self.v = (nn.Linear(dim, dim) for _ in range(3))
-        self.q_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(self.head_dim) if qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(self.head_dim, backends.norm) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(self.head_dim, backends.norm) if qk_norm else nn.Identity()
         self.dropout = AttentionDropout(dropout)
         self.out = nn.Linear(dim, dim)
 

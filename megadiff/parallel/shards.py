@@ -95,7 +95,10 @@ class Shards:
         return all(key in state for state in states for key in keys)
 
     def set_optimizer_steps(self, steps: int) -> None:
-        """Sets the optimizer's own step counter, where it keeps one."""
+        """Sets the optimizer's own step counters, where it keeps them: a parameter's (torch) or a group's (apex)."""
+        for group in self.optimizer.param_groups:
+            if "step" in group:
+                group["step"] = steps
         for state in self.optimizer.state.values():
             if "step" in state:
                 state["step"] = torch.tensor(float(steps))

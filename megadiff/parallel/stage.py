@@ -38,7 +38,8 @@ def build_stage(config: Config, grid: Grid, device: torch.device, dtype: torch.d
     Raises:
         PlanError: the plan or the partition does not fit the network.
     """
-    builders = chain_builders(config.model, Backends(config.train.attention_backend, config.train.kernels))
+    train = config.train
+    builders = chain_builders(config.model, Backends(train.attention_backend, train.kernels, train.norm_backend))
     plan = plan_for(config.model)
     check_plan(plan, Chain(builders))
     chain = Chain(builders, only=stage_layers(config)[grid.pipe.index])

@@ -86,7 +86,7 @@ def stage_parameters(config: Config) -> list[StageParameters]:
 
 def num_state_tensors(optimizer: OptimizerConfig) -> int:
     """State tensors of a parameter's size that the optimizer keeps: AdamW's two moments, SGD's momentum."""
-    return {"adamw": 2, "sgd": 1 if optimizer.momentum > 0 else 0}[optimizer.name]
+    return (1 if optimizer.momentum > 0 else 0) if optimizer.name == "sgd" else 2
 
 
 def rank_memory(config: Config, layout: Layout, stage: StageParameters) -> Memory:

@@ -32,9 +32,10 @@ ADAMW = OptimizerConfig(
 )
 # The momentum's buffer is the very gradient after the first step.
 SGD = OptimizerConfig(name="sgd", lr=0.1, momentum=0.5, clip_norm=1.0, warmup_steps=2)
-OPTIMIZERS = {"adamw": ADAMW, "sgd": SGD}
+OPTIMIZERS = {"adamw": ADAMW, "adamw_ema": ADAMW.model_copy(update={"name": "adamw_ema"}), "sgd": SGD}
 GRADIENT_KEYS = {
     "adamw": "exp_avg",
+    "adamw_ema": "exp_avg",
     "sgd": "momentum_buffer",
 }  # the optimizer's state that shows the gradient
 
