@@ -78,6 +78,8 @@ def parameter_generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-def build_network(model: ModelConfig, seed: int, dtype: torch.dtype = torch.float32) -> Chain:
+def build_network(
+    model: ModelConfig, seed: int, dtype: torch.dtype = torch.float32, backends: Backends = _DEFAULTS
+) -> Chain:
     """The whole network in one process on the CPU, with its initial values."""
-    return materialize(Chain(chain_builders(model)), model, seed, dtype)
+    return materialize(Chain(chain_builders(model, backends)), model, seed, dtype)

@@ -100,7 +100,8 @@ def register(library: str) -> None:
 
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, rstd, *parameters = ctx.saved_tensors
-        grad = grad.contiguous(memory_format=_layout(x))
+        if grad.stride() != x.stride():
+            grad = torch.empty_like(x).copy_(grad)
         x_grad, *grads = operators.group_norm_silu_backward(grad, x, *parameters, mean, rstd, ctx.groups, ctx.silu)
         small = [
             None if values is None else gradient.to(values.dtype)

@@ -37,10 +37,10 @@ class RankState:
     optimizer_steps: set[float]
 
 
-def odd_config(precision: str, **layout: object) -> Config:
+def odd_config(precision: str, optimizer: str = "adamw", **layout: object) -> Config:
     """The tiny network of uneven sizes on a layout."""
     config = parity_config(model=ODD_DIT, precision=precision, **layout)
-    return config.model_copy(update={"optimizer": ADAMW})
+    return config.model_copy(update={"optimizer": ADAMW.model_copy(update={"name": optimizer})})
 
 
 def save_and_go_on(config: Config, root: Path) -> RankState:

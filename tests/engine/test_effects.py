@@ -18,6 +18,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from launch import pretrain
 from megadiff.checkpoint import CheckpointReader
@@ -177,11 +178,39 @@ def stage(config: Config, bench: Bench) -> Any:
     return {
         "recompute": chain.recompute,
         "segments": chain.segments(),
-        "backends": [module.get("backend") for module in modules],
+        "backends": [(module.get("backend"), module.get("norm_backend")) for module in modules],
         "compiled": [module.get("_compiled_call_impl") is not None for module in modules],
         "sequence": [module.get("sequence") for module in modules],
         "hooks": [len(module["_forward_pre_hooks"]) + len(module["_forward_hooks"]) for module in modules],
     }
+
+
+def operators(config: Config, bench: Bench) -> Any:
+    """The operators of ours that a forward and backward pass calls."""
+    one = Axis(1, 0, (0,), None)
+    grid = SimpleNamespace(pipe=one, data=one, tensor=one)
+    chain = build_stage(config, grid, torch.device("cpu"), DTYPES["fp32"]).chain
+    objective = make_objective(config)
+    model = config.model
+    shape = (2, model.in_channels, model.input_size, model.input_size)
+    with Called() as called:
+        inputs = objective.prepare(torch.zeros(shape), torch.tensor([0, 1]), torch.tensor([0, 1]), 0)
+        output = chain((inputs.x_t, inputs.t, inputs.labels))
+        objective.loss_sum(output, inputs.target, inputs.weight).backward()
+    return sorted(called.names)
+
+
+class Called(TorchDispatchMode):
+    """Collects the names of the operators of `torch.ops.megadiff` that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "megadiff":
+            self.names.add(function.name())
+        return function(*args, **(kwargs or {}))
 
 
 def rates(config: Config, bench: Bench) -> Any:
@@ -272,6 +301,8 @@ ROWS: dict[str, Row] = {
     "train.activation_checkpoint_every_blocks": Row(3, stage, {"train.activation_checkpointing": "full"}),
     "train.attention_backend": Row("math", stage),
     "train.compile": Row(True, stage),
+    "train.kernels": Row("off", operators),
+    "train.norm_backend": Row("apex", stage, {"model.qk_norm": True}),
     "optimizer.name": Row("sgd", updates),
     "optimizer.lr": Row(1e-3, rates),
     "optimizer.betas": Row([0.5, 0.6], updates),

@@ -56,7 +56,7 @@ def covering_pairs(names: list[str]) -> list[tuple[str, str]]:
     return [pair for name in others for pair in ((single, name), (name, single))] + neighbours
 
 
-Saved = dict[tuple[str, str], tuple[Path, list[RankState]]]
+Saved = dict[tuple[str, str, str], tuple[Path, list[RankState]]]
 
 
 @pytest.fixture(scope="module")
@@ -66,16 +66,21 @@ def saved() -> Saved:
 
 
 def uninterrupted(
-    pools: Mapping[int, WorkerPool], saved: Saved, factory: pytest.TempPathFactory, name: str, precision: str
+    pools: Mapping[int, WorkerPool],
+    saved: Saved,
+    factory: pytest.TempPathFactory,
+    name: str,
+    precision: str,
+    optimizer: str = "adamw",
 ) -> tuple[Path, list[RankState]]:
     """The checkpoint that a layout wrote, and how that run went on."""
-    if (name, precision) not in saved:
+    if (name, precision, optimizer) not in saved:
         layout, run_dir = LAYOUTS[name], factory.mktemp("run")
-        config = odd_config(precision, **layout.settings)
+        config = odd_config(precision, optimizer, **layout.settings)
         root = run_dir / "checkpoints"
         states = pools[layout.world_size].run(save_and_go_on, RUN_SECONDS, config=config, root=root)
-        saved[name, precision] = (checkpoint(run_dir, SAVED_STEPS), states)
-    return saved[name, precision]
+        saved[name, precision, optimizer] = (checkpoint(run_dir, SAVED_STEPS), states)
+    return saved[name, precision, optimizer]
 
 
 def check(
@@ -85,11 +90,12 @@ def check(
     source: str,
     target: str,
     precision: str,
+    optimizers: tuple[str, str] = ("adamw", "adamw"),
 ) -> None:
-    """Saves on one layout, loads on the other."""
-    folder, before = uninterrupted(pools, saved, factory, source, precision)
+    """Saves on one layout with the first optimizer, loads on the other with the second."""
+    folder, before = uninterrupted(pools, saved, factory, source, precision, optimizers[0])
     layout = LAYOUTS[target]
-    config = odd_config(precision, **layout.settings)
+    config = odd_config(precision, optimizers[1], **layout.settings)
     after = pools[layout.world_size].run(load_and_go_on, RUN_SECONDS, config=config, folder=folder)
     expected, on_disk, found = whole(before), stored(folder), whole(after)
     assert expected.keys() == on_disk.keys() == found.keys()
@@ -121,6 +127,25 @@ def test_b22_some_pairs(
     target: str,
 ) -> None:
     check(pools, saved, tmp_path_factory, source, target, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "optimizers"),
+    [
+        ("dp2 zero1", "tp2", ("adamw", "adamw_ema")),
+        ("dp2 zero3", "1 process", ("adamw_ema", "adamw")),
+        ("tp2", "dp2 zero2", ("adamw_ema", "adamw_ema")),
+    ],
+)
+def test_b22_adamw_and_adamw_ema_continue_each_other(
+    pools: Mapping[int, WorkerPool],
+    saved: Saved,
+    tmp_path_factory: pytest.TempPathFactory,
+    source: str,
+    target: str,
+    optimizers: tuple[str, str],
+) -> None:
+    check(pools, saved, tmp_path_factory, source, target, "fp32", optimizers)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Training on one process in plain PyTorch, without DeepSpeed and the engine: what every layout must equal."""
+"""Training on one process in plain PyTorch, without DeepSpeed, engine and kernels: what every layout must equal."""
 
 import copy
 
@@ -12,6 +12,7 @@ from megadiff.engine.ema import ema_decay
 from megadiff.engine.optimizer import learning_rate, make_optimizer
 from megadiff.models import build_network
 from megadiff.models.chain import Chain
+from megadiff.ops.backends import Backends
 from tests.parity.networks import global_batch, micro_batches, probe, random_value
 from tests.parity.outcome import Outcome
 
@@ -19,7 +20,7 @@ from tests.parity.outcome import Outcome
 def reference_network(config: Config) -> Chain:
     """The whole network with the values of the parity tests."""
     dtype = torch.float64 if config.train.precision == "fp64" else torch.float32
-    network = build_network(config.model, 0, dtype)
+    network = build_network(config.model, 0, dtype, Backends(kernels="off"))
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(random_value(name, parameter.shape, dtype))
@@ -29,6 +30,7 @@ def reference_network(config: Config) -> Chain:
 def train_reference(config: Config, num_steps: int) -> Outcome:
     """Trains with gradient accumulation, AdamW or SGD, clipping, schedule and moving average."""
     layout = resolve_layout(config, 1)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"kernels": "off"})})
     network, objective = reference_network(config), make_objective(config)
     optimizer = make_optimizer(config.optimizer, network)
     average = copy.deepcopy(network)
