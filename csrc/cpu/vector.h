@@ -128,12 +128,24 @@ MEGADIFF_INLINE void store_vec(Float16* to, Vec values) {
 #endif
 }
 
+// The lower and upper halves of a vector, added.
+template <class Narrow, class Wide>
+MEGADIFF_INLINE Narrow fold(Wide values) {
+  Narrow halves[2];
+  std::memcpy(halves, &values, sizeof values);
+  return halves[0] + halves[1];
+}
+
 MEGADIFF_INLINE float sum_of(Vec values) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &values, sizeof lanes);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2)
-    for (int64_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  return lanes[0];
+  typedef float Two __attribute__((vector_size(8)));
+#if defined(__AVX512F__)
+  const Two last = fold<Two>(fold<__m128>(fold<__m256>(values)));
+#elif defined(__AVX2__)
+  const Two last = fold<Two>(fold<__m128>(values));
+#else
+  const Two last = fold<Two>(values);
+#endif
+  return last[0] + last[1];
 }
 
 template <size_t kBytes>

@@ -72,6 +72,8 @@ def reference(
     out = x.to(dtype)
     if offset is not None:
         out = out + offset.to(dtype)[over_positions]
+    if weight is None and bias is not None:
+        weight = torch.ones_like(bias)  # the backward pass of torch 2.13 fails on a bias alone
     # Unlike F.group_norm, it also takes one number a group.
     out = torch.group_norm(out, groups, wide(weight), wide(bias), eps)
     if scale is not None:
