@@ -1,4 +1,4 @@
-"""GroupNorm-SiLU against eager PyTorch and torch.compile: time, bytes saved for backward, error; on CUDA also bandwidth."""
+"""GroupNorm-SiLU against eager PyTorch and torch.compile: time, bytes saved, error; on CUDA also bandwidth."""
 
 from collections.abc import Callable
 
