@@ -40,7 +40,7 @@ def test_tiny_diffuse_and_solver_step(operators: Namespace) -> None:
     x0, ids = random("x0", (2, 3, 5)), torch.arange(2)
     x_t, target = operators.diffuse(x0, torch.ones(2, 4), ids, 1, 0, 2, 0)
     both = torch.cat((x_t, target))
-    state = operators.solver_step(both, x0, x0, x0, x0, x0, [0.5, 0.5], 1.0, [0.2] * 5, [0.25] * 4, 2.0)
+    state = operators.solver_step(both, x0, x0, x0, x0, x0, [0.5, 0.5], 1.0, [0.2] * 5, [0.25] * 4, 2.0, True)
     assert all(value.isfinite().all() for value in state)
 
 
