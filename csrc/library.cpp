@@ -27,7 +27,7 @@ MEGADIFF_DEFINE(MEGADIFF_LIBRARY, m) {
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "solver_step(Tensor output, Tensor x, Tensor? x_last, Tensor? h1, Tensor? h2, Tensor? noise, float[] to_m, float clip, "
-      "float[] next_weights, float[] corrector_weights, float? guidance) -> (Tensor, Tensor, Tensor)");
+      "float[] next_weights, float[] corrector_weights, float? guidance, bool keep_m) -> (Tensor, Tensor, Tensor)");
   m.def("weighted_mse(Tensor output, Tensor target, Tensor weight, Tensor? mask) -> Tensor");
   m.def(
       "weighted_mse_backward(Tensor loss_grad, Tensor output, Tensor target, Tensor weight, Tensor? mask) -> Tensor");

@@ -28,7 +28,9 @@ def _times(shape: tuple[int, ...], repeats: int, device: str) -> tuple[float, fl
     def ours() -> object:
         weights = (_NEXT_SIGMA / _SIGMA, _NEXT_ALPHA - _NEXT_SIGMA * _ALPHA / _SIGMA, 0.0, 0.0, 0.0)
         to_m = (_ALPHA, -_SIGMA)
-        return solver_step(output, x, to_m=to_m, next_weights=weights, guidance=_GUIDANCE, kernels="required")
+        return solver_step(
+            output, x, to_m=to_m, next_weights=weights, guidance=_GUIDANCE, keep_m=False, kernels="required"
+        )
 
     def eager() -> Tensor:
         conditional, null = output.chunk(2)

@@ -1,37 +1,21 @@
-// Noise, noisy sample and target on the CPU, four vectors at a time.
+// Noise, noisy sample and target on the CPU.
 #include "common/diffuse.h"
 
 #include "common/parallel.h"
-#include "common/philox.h"
 #include "cpu/element_types.h"
 #include "cpu/normal.h"
+#include "cpu/philox.h"
 
 namespace megadiff::cpu::MEGADIFF_ISA {
 namespace {
 
 constexpr int64_t kBlocks = kLanes, kElements = 4 * kBlocks;
-// Elements of a sample that one thread takes at a time; a multiple of kElements.
+// Elements of a sample that one thread takes at a time; a multiple of kChunk.
 constexpr int64_t kPart = 4096;
-
-struct WordVectors {
-  VecBits at[4];
-};
-
-// The words of blocks first, first + 1, ...: lane i holds those of block first + i.
-MEGADIFF_INLINE WordVectors words_from(const PhiloxStream& stream, uint32_t first) {
-  uint32_t words[4][kLanes];
-  MEGADIFF_SIMD
-  for (int64_t lane = 0; lane < kLanes; ++lane) {
-    const PhiloxWords block = philox_words(stream, first + uint32_t(lane));
-    words[0][lane] = block.at[0];
-    words[1][lane] = block.at[1];
-    words[2][lane] = block.at[2];
-    words[3][lane] = block.at[3];
-  }
-  WordVectors vectors;
-  std::memcpy(&vectors, words, sizeof vectors);
-  return vectors;
-}
+// Elements whose words and normals wait in the L1 cache.
+constexpr int64_t kChunk = 512;
+// Elements that are worth a thread.
+constexpr int64_t kGrain = 16384;
 
 // Element 4 i + k of `to` from lane i of vector k.
 MEGADIFF_INLINE void interleave(const Vec (&from)[4], float* to) {
@@ -39,12 +23,17 @@ MEGADIFF_INLINE void interleave(const Vec (&from)[4], float* to) {
     for (int64_t k = 0; k < 4; ++k) to[4 * lane + k] = from[k][lane];
 }
 
-MEGADIFF_INLINE void normals_from(const PhiloxStream& stream, int64_t element, float* normals) {
-  const WordVectors words = words_from(stream, uint32_t(element / 4));
-  Vec pairs[4];
-  box_muller(words.at[0], words.at[1], &pairs[0], &pairs[1]);
-  box_muller(words.at[2], words.at[3], &pairs[2], &pairs[3]);
-  interleave(pairs, normals);
+// The normals of `count` elements from `start`, a multiple of 4; words first, so that both short loops pipeline well.
+MEGADIFF_INLINE void fill_normals(const PhiloxStream& stream, int64_t start, int64_t count, float* normals) {
+  WordVectors words[kChunk / kElements];
+  const int64_t groups = (count + kElements - 1) / kElements;
+  for (int64_t i = 0; i < groups; ++i) words[i] = words_from(stream, uint32_t(start / 4 + i * kBlocks));
+  for (int64_t i = 0; i < groups; ++i) {
+    Vec pairs[4];
+    box_muller(words[i].at[0], words[i].at[1], &pairs[0], &pairs[1]);
+    box_muller(words[i].at[2], words[i].at[3], &pairs[2], &pairs[3]);
+    interleave(pairs, normals + i * kElements);
+  }
 }
 
 struct Weights {
@@ -62,10 +51,10 @@ void diffuse_part(const Diffuse& args, int64_t sample, int64_t start, int64_t st
   T* target = static_cast<T*>(args.target) + sample * args.numel;
   PhiloxStream stream{};
   if (!given) stream = philox_stream(args.seed, args.step, args.purpose, args.sample_ids[sample]);
-  float normals[kElements];
-  for (int64_t at = start; at < stop; at += kElements) {
-    if (!given) normals_from(stream, at, normals);
-    const int64_t count = at + kElements < stop ? kElements : stop - at;
+  float normals[kChunk];
+  for (int64_t at = start; at < stop; at += kChunk) {
+    const int64_t count = at + kChunk < stop ? kChunk : stop - at;
+    if (!given) fill_normals(stream, at, count, normals);
     for_vectors(count, [&](int64_t i, auto lanes) MEGADIFF_INLINE_LAMBDA {
       const Vec noise = given ? lanes.load(given + at + i) : load_vec(normals + i);
       const Vec clean = lanes.load(x0 + at + i);
@@ -79,8 +68,9 @@ void diffuse_part(const Diffuse& args, int64_t sample, int64_t start, int64_t st
 
 void diffuse(const Diffuse& args) {
   const int64_t parts = (args.numel + kPart - 1) / kPart;
+  const int64_t grain = 1 + kGrain / (args.numel < kPart ? args.numel : kPart);
   with_type(args.dtype, [&](auto type) {
-    parallel_for(args.batch * parts, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(args.batch * parts, grain, [&](int64_t begin, int64_t end) {
       for (int64_t index = begin; index < end; ++index) {
         const int64_t start = index % parts * kPart;
         const int64_t stop = start + kPart < args.numel ? start + kPart : args.numel;

@@ -7,7 +7,8 @@
 namespace megadiff::cpu::MEGADIFF_ISA {
 namespace {
 
-constexpr int64_t kPart = 4096;  // elements of a sample that one thread takes at a time
+// Elements of a sample that one thread takes at a time, and how many are worth a thread.
+constexpr int64_t kPart = 4096, kGrain = 16384;
 
 template <class T>
 MEGADIFF_INLINE const T* place(const void* tensor, int64_t at) {
@@ -46,12 +47,13 @@ MEGADIFF_INLINE void step(const SolverStep& args, int64_t at, int64_t output_at,
   if (args.h1) next += n[2] * h1;
   if (args.h2) next += n[3] * h2;
   if (args.noise) next += n[4] * lanes.load(place<T>(args.noise, at));
-  lanes.store(place<T>(args.m, at), m);
+  if (args.m) lanes.store(place<T>(args.m, at), m);
   lanes.store(place<T>(args.next, at), next);
 }
 
+// Takes the arguments by value: stores could change them otherwise, for all that the compiler knows.
 template <class Output, class T>
-void step_part(const SolverStep& args, int64_t sample, int64_t start, int64_t stop) {
+void step_part(const SolverStep args, int64_t sample, int64_t start, int64_t stop) {
   const int64_t row = sample * args.numel, output_row = sample * args.output_stride;
   const int64_t null_row = output_row + args.batch * args.output_stride;
   for_vectors(stop - start, [&](int64_t i, auto lanes) MEGADIFF_INLINE_LAMBDA {
@@ -63,8 +65,9 @@ void step_part(const SolverStep& args, int64_t sample, int64_t start, int64_t st
 
 void solver_step(const SolverStep& args) {
   const int64_t parts = (args.numel + kPart - 1) / kPart;
+  const int64_t grain = 1 + kGrain / (args.numel < kPart ? args.numel : kPart);
   with_types(args.output_dtype, args.dtype, [&](auto output_type, auto type) {
-    parallel_for(args.batch * parts, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(args.batch * parts, grain, [&](int64_t begin, int64_t end) {
       for (int64_t index = begin; index < end; ++index) {
         const int64_t start = index % parts * kPart;
         const int64_t stop = start + kPart < args.numel ? start + kPart : args.numel;

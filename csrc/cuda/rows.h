@@ -9,6 +9,8 @@ constexpr int kRowThreads = 256;
 constexpr int kRowWarps = kRowThreads / kWarpSize;
 // Rows of one sample that one block sums; more blocks where a sample has more.
 constexpr int kRowsPerBlock = 16;
+// Most blocks along y; kernels with a sample a y walk on in steps of gridDim.y.
+constexpr int64_t kMaxGridRows = 65535;
 
 // 16 bytes at a time where every row starts at a multiple of 16 bytes, else one element.
 template <class T>

@@ -39,13 +39,22 @@ const int64_t* checked_ids(const Arguments& arguments, const Tensor& sample_ids,
   return read<int64_t>(sample_ids);
 }
 
-uint32_t checked_step(const Arguments& arguments, int64_t step) {
-  arguments.require(step >= 0 && step < int64_t(1) << 32, "step", "0 <= step < 2**32", std::to_string(step));
-  return uint32_t(step);
+uint32_t checked_word(const Arguments& arguments, const char* name, int64_t value) {
+  arguments.require(value >= 0 && value < int64_t(1) << 32, name, std::string("0 <= ") + name + " < 2**32",
+                    std::to_string(value));
+  return uint32_t(value);
 }
 
-// The seed comes as its two halves, because a schema's integers are signed.
-uint64_t seed_of(int64_t low, int64_t high) { return uint64_t(uint32_t(high)) << 32 | uint32_t(low); }
+// What fixes a stream. The seed comes as its two halves, because a schema's integers are signed.
+template <class Args>
+void take_stream(
+    const Arguments& arguments, int64_t seed_low, int64_t seed_high, int64_t step, int64_t purpose, Args* args) {
+  const uint64_t high = checked_word(arguments, "seed_high", seed_high);
+  args->seed = high << 32 | checked_word(arguments, "seed_low", seed_low);
+  args->step = checked_word(arguments, "step", step);
+  arguments.require(purpose >= 0 && purpose < 256, "purpose", "0 <= purpose < 256", std::to_string(purpose));
+  args->purpose = uint32_t(purpose);
+}
 
 std::tuple<Tensor, Tensor> diffuse(
     const Tensor& x0, const Tensor& coefficients, const Tensor& sample_ids, int64_t seed_low, int64_t seed_high,
@@ -54,9 +63,7 @@ std::tuple<Tensor, Tensor> diffuse(
   Diffuse args = checked(arguments, x0, coefficients);
   args.sample_ids = checked_ids(arguments, sample_ids, args.batch);
   arguments.require_same_device("sample_ids", sample_ids, x0);
-  args.seed = seed_of(seed_low, seed_high);
-  args.step = checked_step(arguments, step);
-  args.purpose = uint32_t(purpose);
+  take_stream(arguments, seed_low, seed_high, step, purpose, &args);
   return run(arguments, args, x0);
 }
 
@@ -78,10 +85,9 @@ Tensor philox_bits(
   PhiloxBits args{};
   args.batch = sample_ids.size(0);
   args.sample_ids = checked_ids(arguments, sample_ids, args.batch);
+  arguments.require(count >= 0, "count", "0 or more", std::to_string(count));
   args.numel = count;
-  args.seed = seed_of(seed_low, seed_high);
-  args.step = checked_step(arguments, step);
-  args.purpose = uint32_t(purpose);
+  take_stream(arguments, seed_low, seed_high, step, purpose, &args);
   const OnDevice guard(sample_ids);
   const Tensor words = new_empty(sample_ids, {args.batch, count}, ScalarType::Long);
   args.words = write<int64_t>(words);

@@ -39,7 +39,8 @@ void take_weights(
 std::tuple<Tensor, Tensor, Tensor> solver_step(
     const Tensor& output, const Tensor& x, const OptionalTensor& x_last, const OptionalTensor& h1,
     const OptionalTensor& h2, const OptionalTensor& noise, const std::vector<double>& to_m, double clip,
-    const std::vector<double>& next_weights, const std::vector<double>& corrector_weights, std::optional<double> guidance) {
+    const std::vector<double>& next_weights, const std::vector<double>& corrector_weights, std::optional<double> guidance,
+    bool keep_m) {
   const Arguments arguments("solver_step");
   SolverStep args{};
   args.dtype = arguments.dtype("x", x);
@@ -70,10 +71,12 @@ std::tuple<Tensor, Tensor, Tensor> solver_step(
   args.numel = args.batch == 0 ? 0 : x.numel() / args.batch;
   args.output_stride = output.size(0) == 0 ? 0 : output.numel() / output.size(0);
   const OnDevice guard(x);
-  const Tensor next = torch::stable::empty_like(x), m = torch::stable::empty_like(x);
-  const Tensor base = args.corrector ? torch::stable::empty_like(x) : new_empty(x, {0}, x.scalar_type());
+  const auto new_like_x = [&x](bool wanted) {
+    return wanted ? torch::stable::empty_like(x) : new_empty(x, {0}, x.scalar_type());
+  };
+  const Tensor next = new_like_x(true), m = new_like_x(keep_m), base = new_like_x(args.corrector);
   args.next = write<void>(next);
-  args.m = write<void>(m);
+  args.m = keep_m ? write<void>(m) : nullptr;
   args.base = write<void>(base);
   if (x.numel() > 0) device::solver_step(args, current_stream(x));
   arguments.check_launch();

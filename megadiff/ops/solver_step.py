@@ -21,6 +21,7 @@ def solver_step(
     noise: Tensor | None = None,
     x_last: Tensor | None = None,
     corrector_weights: Sequence[float] = (),
+    keep_m: bool = True,
     kernels: Kernels = "auto",
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The next state from the network's answer; no gradient flows.
@@ -43,10 +44,11 @@ def solver_step(
         noise: like x.
         x_last: the base of one step ago, with `corrector_weights`.
         corrector_weights: four numbers c, or none for no corrector.
+        keep_m: whether m is wanted; solvers without a memory need not write it.
         kernels: whether the fused kernel may run.
 
     Returns:
-        next and m like x, and base (empty without a corrector).
+        next, m (empty unless kept) and base (empty without a corrector), like x.
     """
     answer, state = output.detach().contiguous(), x.detach().contiguous()
     last, first, second, fresh = (None if t is None else t.detach().contiguous() for t in (x_last, h1, h2, noise))
@@ -56,7 +58,7 @@ def solver_step(
     fused = not double and use_kernel("solver_step", kernels, state)
     run = torch.ops.megadiff.solver_step if fused else reference
     weights = list(next_weights), list(corrector_weights)
-    return run(answer, state, last, first, second, fresh, list(to_m), clip, *weights, guidance)
+    return run(answer, state, last, first, second, fresh, list(to_m), clip, *weights, guidance, keep_m)
 
 
 @torch.no_grad()
@@ -72,6 +74,7 @@ def reference(
     next_weights: Sequence[float],
     corrector_weights: Sequence[float],
     guidance: float | None,
+    keep_m: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same in plain PyTorch, with the arguments of `torch.ops.megadiff.solver_step`."""
     dtype = torch.promote_types(torch.promote_types(x.dtype, output.dtype), torch.float32)
@@ -87,7 +90,8 @@ def reference(
     if corrector_weights:
         base = _weighted(corrector_weights, (x_last, h1, h2, m), dtype)
     following = _weighted(next_weights, (base, m, h1, h2, noise), dtype)
-    return following.to(x.dtype), m.to(x.dtype), base.to(x.dtype) if corrector_weights else x.new_empty(0)
+    absent = x.new_empty(0)
+    return following.to(x.dtype), m.to(x.dtype) if keep_m else absent, base.to(x.dtype) if corrector_weights else absent
 
 
 def _weighted(weights: Sequence[float], tensors: Sequence[Tensor | None], dtype: torch.dtype) -> Tensor:
@@ -112,6 +116,7 @@ def _fake(
     next_weights: Sequence[float],
     corrector_weights: Sequence[float],
     guidance: float | None,
+    keep_m: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    base = torch.empty_like(x) if len(corrector_weights) else x.new_empty(0)
-    return torch.empty_like(x), torch.empty_like(x), base
+    m, base = (torch.empty_like(x) if wanted else x.new_empty(0) for wanted in (keep_m, len(corrector_weights) > 0))
+    return torch.empty_like(x), m, base

@@ -81,7 +81,7 @@ def ddim_sample(
     # Numbers of the host: no value crosses from the device in the loop.
     alphas, sigmas = schedule.alpha.tolist(), schedule.sigma.tolist()
     timesteps = sampling_timesteps(schedule.num_train_timesteps, steps)
-    x_t = x0 = noise
+    x_t = noise
     for i, t in enumerate(timesteps):
         levels = torch.full_like(labels, t)
         if guidance == 1.0:
@@ -89,7 +89,7 @@ def ddim_sample(
         else:
             output = predict_both(predict, x_t, levels, labels, num_classes)
         is_last = i + 1 == len(timesteps)
-        # At the last step only the predicted x0 counts.
+        # The last step ends at the predicted x0: alpha = 1, sigma = 0.
         alpha, sigma = alphas[t], sigmas[t]
         next_alpha, next_sigma = (1.0, 0.0) if is_last else (alphas[timesteps[i + 1]], sigmas[timesteps[i + 1]])
         added = 0.0 if is_last else eta * _posterior_std(alpha, sigma, next_alpha, next_sigma)
@@ -97,7 +97,7 @@ def ddim_sample(
         if added > 0.0:
             shape = tuple(noise.shape[1:])
             fresh = philox.normal(seed, i, image_ids, Purpose.SAMPLE, shape, noise.dtype)
-        x_t, x0, _ = solver_step(
+        x_t, _, _ = solver_step(
             output.to(x_t.dtype),
             x_t,
             to_m=x0_weights(prediction, alpha, sigma),
@@ -105,9 +105,10 @@ def ddim_sample(
             guidance=None if guidance == 1.0 else guidance,
             clip=1.0 if clip_x0 else 0.0,
             noise=fresh,
+            keep_m=False,
             kernels=kernels,
         )
-    return x0
+    return x_t
 
 
 def _next_weights(

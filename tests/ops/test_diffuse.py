@@ -12,7 +12,7 @@ from tests.ops.cases import KERNEL_DTYPES, assert_as_exact_as_eager, random
 
 Namespace = torch._ops._OpNamespace
 WORD = 0xFFFFFFFF
-SHAPES = [(3, 3, 5, 7), (2, 1), (1, 4, 64, 64), (2, 2, 8, 8), (5, 67)]
+SHAPES = [(3, 3, 5, 7), (2, 1), (1, 4, 64, 64), (2, 2, 8, 8), (5, 67), (2, 1031)]
 
 
 def coefficients(batch: int, kind: str, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -123,6 +123,12 @@ def test_bad_input_is_refused(operators: Namespace) -> None:
         operators.diffuse(x0, weights, ids.int(), 0, 0, 0, 0)
     with pytest.raises(RuntimeError, match=r"diffuse: step: expected 0 <= step < 2\*\*32, got -1"):
         operators.diffuse(x0, weights, ids, 0, 0, -1, 0)
+    with pytest.raises(RuntimeError, match=r"diffuse: seed_high: expected 0 <= seed_high < 2\*\*32, got -1"):
+        operators.diffuse(x0, weights, ids, WORD, -1, 0, 0)
+    with pytest.raises(RuntimeError, match="diffuse: purpose: expected 0 <= purpose < 256, got 256"):
+        operators.diffuse(x0, weights, ids, 0, 0, 0, 256)
+    with pytest.raises(RuntimeError, match="philox_bits: count: expected 0 or more, got -1"):
+        operators.philox_bits(ids, 0, 0, 0, 0, -1)
     with pytest.raises(RuntimeError, match=r"diffuse_given: noise: expected float32, got bfloat16"):
         operators.diffuse_given(x0, x0.bfloat16(), weights)
     with pytest.raises(RuntimeError, match=r"diffuse: x0: expected float32 or bfloat16 or float16, got float64"):
