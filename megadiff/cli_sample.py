@@ -109,8 +109,10 @@ def _settings(config: Config, arguments: argparse.Namespace) -> Config:
     ranks = arguments.tensor_model_parallel_size * arguments.pipeline_model_parallel_size
     triple = {"micro_batch_size": 1, "gradient_accumulation_steps": 1}
     values["train"] |= {**triple, "global_batch_size": max(1, launched_world_size() // max(1, ranks))}
-    values["train"]["precision"] = "fp32"
-    values["train"]["activation_checkpointing"] = "none"
+    # What suited the training machine may be missing here, and flash attention has no float32.
+    values["train"] |= {"precision": "fp32", "activation_checkpointing": "none", "norm_backend": "torch"}
+    if config.train.attention_backend in ("flash", "flash_attn"):
+        values["train"]["attention_backend"] = "auto"
     values["deepspeed"] = {}
     return config_from_dict(values, "the checkpoint with the command line")
 

@@ -1,5 +1,6 @@
 """`megadiff sample`: the same pictures in any batch and on any layout, and clear refusals."""
 
+import argparse
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from megadiff.cli_sample import _settings
 from megadiff.sampling.images import to_uint8
 from tests.engine.runs import checkpoint, stored, tiny_config, train_well
 from tests.engine.sample_jobs import sample
@@ -50,6 +52,15 @@ def test_files_and_grid_hold_the_images_by_class(pools: Pools, run_dir: Path, tm
         assert torch.equal(found, to_uint8(image))
     with Image.open(tmp_path / "grid.png") as grid:
         assert grid.size[1] > 2 * grid.size[0], "rows are classes"
+
+
+@pytest.mark.parametrize(("trained", "sampled"), [("flash_attn", "auto"), ("flash", "auto"), ("math", "math")])
+def test_what_only_the_training_machine_had_is_not_asked_for(trained: str, sampled: str) -> None:
+    backends = {"train__attention_backend": trained, "train__norm_backend": "apex"}
+    config = tiny_config(train__precision="bf16", parallel__zero_stage=1, model__qk_norm=True, **backends)
+    layout = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False}
+    settings = _settings(config, argparse.Namespace(steps=None, guidance=None, eta=None, **layout)).train
+    assert (settings.precision, settings.attention_backend, settings.norm_backend) == ("fp32", sampled, "torch")
 
 
 def test_the_folder_is_named_after_the_seed(pools: Pools, run_dir: Path) -> None:

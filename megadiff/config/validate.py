@@ -160,12 +160,23 @@ def _betas_below_one(config: Config) -> None:
             raise ConfigError(f"optimizer.betas[{index}] = {beta} is outside [0, 1); use for example [0.9, 0.999]")
 
 
-def _apex_has_one_step_counter(config: Config) -> None:
-    if config.optimizer.name == "apex_fused_adam" and config.parallel.zero_stage == 3:
+def _apex_fits(config: Config) -> None:
+    name = config.optimizer.name
+    if name != "apex_fused_adam":
+        return
+    if config.parallel.zero_stage == 3:
         raise ConfigError(
-            "optimizer.name = apex_fused_adam counts its steps once for all of a group, but parallel.zero_stage = 3 "
-            "steps a group in parts; use zero_stage = 2 or optimizer.name = adamw_ema"
+            f"optimizer.name = {name} counts its steps once for all of a group, but parallel.zero_stage = 3 steps a "
+            "group in parts; use zero_stage = 2 or optimizer.name = adamw_ema"
         )
+    offload = config.deepspeed.get("zero_optimization", {}).get("offload_optimizer", {})
+    if offload.get("device") == "cpu":
+        raise ConfigError(
+            f"optimizer.name = {name} runs on CUDA only, but zero_optimization.offload_optimizer.device = cpu keeps "
+            "its state on the CPU; remove the offload or use optimizer.name = adamw_ema"
+        )
+    if config.train.precision == "fp64":
+        raise ConfigError(f"optimizer.name = {name} has no train.precision = fp64; use optimizer.name = adamw")
 
 
 def _norm_backend_has_a_norm(config: Config) -> None:
@@ -181,7 +192,12 @@ def _no_idle_settings(config: Config) -> None:
     default, sgd = Config(), config.optimizer.name == "sgd"
     emoji, ids = config.data.name == "emoji", config.data.name == "ids"
     idle = (
-        ("optimizer", "momentum", not sgd, "optimizer.name = adamw; use betas, or optimizer.name = sgd"),
+        (
+            "optimizer",
+            "momentum",
+            not sgd,
+            f"optimizer.name = {config.optimizer.name}; use betas, or optimizer.name = sgd",
+        ),
         ("optimizer", "betas", sgd, "optimizer.name = sgd; use momentum, or optimizer.name = adamw"),
         ("optimizer", "eps", sgd, "optimizer.name = sgd; remove it, or use optimizer.name = adamw"),
         (
@@ -324,7 +340,7 @@ CHECKS: tuple[Check, ...] = (
     _guidance_needs_condition_dropout,
     _sampling_steps_exist,
     _betas_below_one,
-    _apex_has_one_step_counter,
+    _apex_fits,
     _norm_backend_has_a_norm,
     _no_idle_settings,
     *PARALLEL_CHECKS,

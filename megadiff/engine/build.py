@@ -80,10 +80,18 @@ def check_device(config: Config, process: Process) -> None:
     if config.train.attention_backend == "flash_attn":
         require_flash_attn()
     if config.optimizer.name == "apex_fused_adam":
-        require_apex("optimizer.name = apex_fused_adam", "apex.optimizers")
+        _check_apex("optimizer.name = apex_fused_adam", "apex.optimizers", process.device)
     if config.train.norm_backend == "apex":
-        require_apex("train.norm_backend = apex", "apex.normalization.fused_layer_norm")
+        _check_apex("train.norm_backend = apex", "apex.normalization.fused_layer_norm", process.device)
+        # apex loads it at the first call only, and is often built without it.
+        _check_apex("train.norm_backend = apex", "fused_layer_norm_cuda", process.device)
     kernels_line(config, process.device)
+
+
+def _check_apex(setting: str, module: str, device: torch.device) -> None:
+    if device.type != "cuda":
+        raise ConfigError(f"{setting} runs on CUDA only, but this process computes on {device.type}; remove it")
+    require_apex(setting, module)
 
 
 def kernels_line(config: Config, device: torch.device) -> str:

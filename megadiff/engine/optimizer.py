@@ -50,8 +50,10 @@ def _apex_fused_adam(groups: list[dict[str, Any]], config: OptimizerConfig) -> t
     require_apex("optimizer.name = apex_fused_adam", "apex.optimizers")
     from apex.optimizers import FusedAdam
 
+    # apex counts steps by group, but only from its first step on; a resume finds the counter only if it is there.
+    counted = [{**group, "step": 0} for group in groups]
     try:
-        return FusedAdam(groups, lr=0.0, betas=config.betas, eps=config.eps, adam_w_mode=True)
+        return FusedAdam(counted, lr=0.0, betas=config.betas, eps=config.eps, adam_w_mode=True)
     except RuntimeError as error:
         raise ConfigError(
             f"optimizer.name = apex_fused_adam: this build of apex cannot run it ({error}); build apex with its CUDA "

@@ -9,6 +9,7 @@ from megadiff.config.validate import CHECKS
 from megadiff.errors import ConfigError
 
 LATENTS = {"data.name": "latents", "data.path": "/latents"}
+APEX = {"optimizer.name": "apex_fused_adam"}
 
 # name of the check -> (settings that break it, parts of the message, settings that repair it)
 BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] = {
@@ -42,8 +43,25 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
     ],
     "_sampling_steps_exist": [({"sampling.steps": 1001}, ("1001", "1000"), {"sampling.steps": 1000})],
     "_betas_below_one": [({"optimizer.betas": [0.9, 1.0]}, ("betas[1] = 1.0",), {"optimizer.betas": [0.9, 0.99]})],
+    "_apex_fits": [
+        ({**APEX, "parallel.zero_stage": 3}, ("apex_fused_adam", "zero_stage = 3"), {"parallel.zero_stage": 2}),
+        (
+            {**APEX, "parallel.zero_stage": 1, "deepspeed.zero_optimization.offload_optimizer.device": "cpu"},
+            ("apex_fused_adam", "offload_optimizer.device = cpu"),
+            {"optimizer.name": "adamw_ema"},
+        ),
+        ({**APEX, "train.precision": "fp64"}, ("apex_fused_adam", "fp64"), {"optimizer.name": "adamw"}),
+    ],
+    "_norm_backend_has_a_norm": [
+        ({"train.norm_backend": "apex"}, ("norm_backend = apex", "qk_norm = false"), {"model.qk_norm": True})
+    ],
     "_no_idle_settings": [
         ({"optimizer.momentum": 0.9}, ("momentum = 0.9", "adamw"), {"optimizer.name": "sgd"}),
+        (
+            {"optimizer.momentum": 0.9, "optimizer.name": "adamw_ema"},
+            ("momentum = 0.9", "name = adamw_ema;"),
+            {"optimizer.name": "sgd"},
+        ),
         (
             {"optimizer.name": "sgd", "optimizer.betas": [0.9, 0.99]},
             ("betas", "sgd"),

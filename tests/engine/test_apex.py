@@ -1,55 +1,32 @@
 """NVIDIA apex: a clear error where it is absent, and its Adam and norm where it is (here a stand-in)."""
 
-import sys
-import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
 
 from megadiff.config.load import load_config
+from megadiff.dist.process import Process
+from megadiff.engine.build import check_device
 from megadiff.engine.optimizer import make_optimizer, set_learning_rate, state_keys
 from megadiff.errors import ConfigError
 from megadiff.models import build_network
 from megadiff.ops.backends import Backends
 from megadiff.ops.rms_norm import require_apex, rms_norm
+from tests.engine.apex_jobs import forget_apex, go_on_with_apex, write_stand_in
+from tests.engine.layout_jobs import load_and_go_on, odd_config, save_and_go_on
+from tests.engine.runs import RUN_SECONDS, checkpoint
+from tests.parity.outcome import relative
+from tests.pool import WorkerPool
 
 TINY = {"data.name": "ids", "model.preset": "dit-tiny-test", "model.qk_norm": True}
-OPTIMIZER = """
-import torch
-
-class FusedAdam(torch.optim.AdamW):
-    def __init__(self, params, lr, betas, eps, adam_w_mode):
-        assert adam_w_mode is True
-        super().__init__(params, lr=lr, betas=betas, eps=eps)
-"""
-NORM = """
-import torch.nn.functional as F
-
-calls = []
-
-def fused_rms_norm_affine(input, weight, normalized_shape, eps):
-    calls.append(tuple(input.shape))
-    return F.rms_norm(input, normalized_shape, weight, eps)
-"""
-
-
-def forget_apex() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "apex"]:
-        del sys.modules[name]
 
 
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A package with apex's interface."""
-    package = tmp_path / "apex"
-    files = {"__init__.py": "", "optimizers.py": OPTIMIZER, "normalization/__init__.py": "",
-             "normalization/fused_layer_norm.py": NORM}  # fmt: skip
-    for name, text in files.items():
-        path = package / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(textwrap.dedent(text))
+    package = write_stand_in(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     forget_apex()
     yield package
@@ -89,6 +66,33 @@ def test_apex_steps_where_it_is_installed(stand_in: Path) -> None:
         assert all(set(state_keys(settings)) <= state.keys() for state in optimizer.state.values())
     for ours, theirs in zip(networks[0].parameters(), networks[1].parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+def test_b22_apex_and_adamw_continue_each_other(pools: Mapping[int, WorkerPool], tmp_path: Path) -> None:
+    """apex keeps its step counter in the group and not in the state; lost, the first steps would be far too long."""
+    write_stand_in(tmp_path)
+    apex, adamw = (odd_config("fp32", name, zero_stage=1) for name in ("apex_fused_adam", "adamw"))
+    whole = odd_config("fp32", tensor=2)
+    saved = pools[2].run(save_and_go_on, RUN_SECONDS, config=adamw, root=tmp_path / "adamw/checkpoints")
+    expected = saved[0].losses
+    with_apex = {"config": apex, "packages": tmp_path}
+    root = tmp_path / "apex/checkpoints"
+    straight = pools[2].run(go_on_with_apex, RUN_SECONDS, **with_apex, folder=None, root=root)
+    from_adamw = checkpoint(tmp_path / "adamw", 3)
+    resumed = pools[2].run(go_on_with_apex, RUN_SECONDS, **with_apex, folder=from_adamw, root=None)
+    others = pools[2].run(load_and_go_on, RUN_SECONDS, config=whole, folder=checkpoint(tmp_path / "apex", 3))
+    for losses in (straight[0], resumed[0], others[0].losses):
+        assert relative(losses, expected) < 1e-5
+
+
+def test_apex_needs_cuda_and_the_extension_of_its_norms(stand_in: Path) -> None:
+    """The real package would fail in the first step only."""
+    config = load_config(None, {**TINY, "optimizer.name": "apex_fused_adam"})
+    with pytest.raises(ConfigError, match="apex_fused_adam runs on CUDA only, but this process computes on cpu"):
+        check_device(config, Process(0, 1, 0, torch.device("cpu")))
+    config = load_config(None, {**TINY, "train.norm_backend": "apex"})
+    with pytest.raises(ConfigError, match="norm_backend = apex needs NVIDIA apex, whose fused_layer_norm_cuda"):
+        check_device(config, Process(0, 1, 0, torch.device("cuda")))
 
 
 def test_apex_norms_where_it_is_installed(stand_in: Path) -> None:

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from megadiff.config.layout import resolve_layout
 from megadiff.config.schema import Config, EmaConfig
+from megadiff.engine.build import build_engine
 from megadiff.engine.ema import Ema, ema_decay
 from megadiff.parallel.shards import Shard
-from tests.parity.jobs import pieces_of, ready_engine, train_one_step
+from tests.parity.jobs import pieces_of, ready_engine, this_process, train_one_step
 from tests.parity.networks import changed, parity_config
 from tests.parity.outcome import Piece, assemble
 from tests.pool import WorkerPool
@@ -115,3 +117,42 @@ def test_b16_the_average_under_bfloat16_comes_from_the_masters(pools: Mapping[in
     matrix = average["blocks.0.attn.q.weight"]
     assert matrix.dtype == torch.float32
     assert not torch.equal(matrix, matrix.to(torch.bfloat16).float()), "these are rounded weights"
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "options"),
+    [
+        (1, {"offload_optimizer": {"device": "cpu"}}),
+        (3, {"sub_group_size": 3000}),  # several flat tensors for a parameter group, stepped one by one
+        (3, {"offload_optimizer": {"device": "cpu"}, "sub_group_size": 3000}),
+    ],
+)
+def test_adamw_ema_averages_whatever_flats_deepspeed_makes(
+    pools: Mapping[int, WorkerPool], zero_stage: int, options: dict[str, object]
+) -> None:
+    averages = []
+    for optimizer in ("adamw", "adamw_ema"):
+        config = parity_config(zero_stage=zero_stage, optimizer=optimizer)
+        config = config.model_copy(update={"deepspeed": {"zero_optimization": options}})
+        reports = pools[2].run(train_and_average, config=config, skip=(), num_steps=3)
+        assert {(updates, skipped) for updates, skipped, _ in reports} == {(3, 0)}
+        averages.append(assemble([piece for report in reports for piece in report[2]]))
+    for name, expected in averages[0].items():
+        assert (averages[1][name] - expected).abs().max() < 1e-6, name
+
+
+def test_adamw_ema_without_an_average(pools: Mapping[int, WorkerPool]) -> None:
+    settings = {"ema": {"enabled": False, "decay": EmaConfig().decay}}
+    losses = [
+        pools[2].run(losses_of, config=changed(parity_config(zero_stage=1, optimizer=optimizer), **settings))
+        for optimizer in ("adamw", "adamw_ema")
+    ]
+    assert losses[1][0] == pytest.approx(losses[0][0], rel=1e-5)
+
+
+def losses_of(config: Config) -> list[float]:
+    """Three steps from the initial weights, without a moving average."""
+    process = this_process()
+    engine = build_engine(config, resolve_layout(config, process.world_size), process)
+    assert engine.ema is None
+    return [float(train_one_step(engine, step).loss) for step in range(3)]
