@@ -121,7 +121,7 @@ MEGADIFF_INLINE void with_kernel(const GroupNormSilu& args, const F& f) {
 // past the caches if it is too large to be found there later, and its vectors are aligned.
 template <class F>
 MEGADIFF_INLINE void with_forward_kernel(const GroupNormSilu& args, int64_t row, const F& f) {
-  constexpr int64_t kStreamBytes = 8 << 20;
+  constexpr int64_t kStreamBytes = 4 << 20;
   with_kernel(args, [&](auto type, auto silu) {
     constexpr int64_t kBytes = sizeof(typename decltype(type)::type);
     const bool is_aligned = row % kLanes == 0 && reinterpret_cast<uintptr_t>(args.y) % (kLanes * kBytes) == 0;

@@ -71,16 +71,27 @@ MEGADIFF_INLINE Moments measure_group(const GroupNormSilu& args, const Group& gr
   return moments;
 }
 
+// How far ahead of the elements in work the next group is fetched while this one is computed, which leaves memory idle: its
+// own size, if two groups fit in the second-level cache; else the processor looks ahead better by itself.
+template <class T>
+MEGADIFF_INLINE int64_t fetch_ahead(const GroupNormSilu& args) {
+  constexpr int64_t kCacheElements = (512 << 10) / int64_t(sizeof(T));
+  const int64_t size = group_width(args) * args.spatial;
+  return 2 * size <= kCacheElements ? size : 0;
+}
+
 template <class T, bool kSilu, class Lanes>
 MEGADIFF_INLINE void forward_group(const GroupNormSilu& args, int64_t index) {
   const Group group = group_at(args, index);
   const Moments moments = measure_group<T>(args, group);
   const float rstd = store_statistics(args, index, moments);
+  const int64_t ahead = fetch_ahead<T>(args);
   for (int64_t c = 0; c < group_width(args); ++c) {
     const Channel channel = channel_of(args, group.sample, group.first_channel + c, moments.mean, rstd);
     const T* x = static_cast<const T*>(args.x) + group.start + c * args.spatial;
     T* y = static_cast<T*>(args.y) + group.start + c * args.spatial;
     for_vectors<Lanes>(args.spatial, [&](int64_t i, auto lanes) MEGADIFF_INLINE_LAMBDA {
+      __builtin_prefetch(x + i + ahead, 0, 2);
       lanes.store(y + i, activate<kSilu>((lanes.load(x + i) - channel.center) * channel.slope + channel.intercept));
     });
   }
