@@ -105,7 +105,7 @@ class BuildKernels(build_ext):
 
 names = [CPU, CUDA] if cuda_wanted() else [CPU]
 setup(
-    ext_modules=[Extension(name, [], py_limited_api=True) for name in names],
+    ext_modules=[Extension(name, [], py_limited_api=True, optional=True) for name in names],
     cmdclass={"build_ext": BuildKernels},
     options={"bdist_wheel": {"py_limited_api": "cp310"}},
 )
