@@ -1,5 +1,6 @@
 """The smallest case of every operator, with gradients: what the thread sanitizer has the time for."""
 
+import pytest
 import torch
 
 from tests.ops.cases import random
@@ -34,6 +35,17 @@ def test_tiny_group_norm_silu(operators: Namespace) -> None:
         weight, bias = random("weight", (6,)).requires_grad_(), random("bias", (6,)).requires_grad_()
         backward(operators.group_norm_silu(x, weight, bias, None, None, None, 2, 1e-5, True)[0])
         assert x.grad is not None and x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_tiny_group_norm_silu_in_two_passes(operators: Namespace, channels_last: bool) -> None:
+    """The CUDA kernels keep a group of up to 32 KiB in shared memory; this one has 33."""
+    x = random("x", (1, 8, 33, 32))
+    x = (x.contiguous(memory_format=torch.channels_last) if channels_last else x).requires_grad_()
+    vectors = [random(name, (8,)).requires_grad_() for name in ("weight", "bias")]
+    rows = [random(name, (1, 8)).requires_grad_() for name in ("offset", "scale", "shift")]
+    backward(operators.group_norm_silu(x, *vectors, *rows, 1, 1e-5, True)[0])
+    assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in (x, *vectors, *rows))
 
 
 def test_tiny_diffuse_and_solver_step(operators: Namespace) -> None:
