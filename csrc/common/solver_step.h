@@ -9,7 +9,8 @@ namespace megadiff {
 // m      = x_to_m x + output_to_m guided, clamped to [-clip, clip] where clip > 0
 // base   = corrector ? c[0] x_last + c[1] h1 + c[2] h2 + c[3] m : x
 // next   = n[0] base + n[1] m + n[2] h1 + n[3] h2 + n[4] noise
-// m is the predicted x0, which solvers with a memory want back. DDIM and Euler use n[0], n[1] (and noise), DPM-Solver++(2M) h1 too, UniPC all of it.
+// m is the predicted x0, which solvers with a memory want back. DDIM and Euler use n[0], n[1] (and noise),
+// DPM-Solver++(2M) h1 too, UniPC all of it.
 struct SolverStep {
   const void* output;  // (B, >= numel), or (2B, >= numel): conditional half, then null half; rows of output_stride
   const void* x;       // (B, numel): what the network saw

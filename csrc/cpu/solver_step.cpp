@@ -71,7 +71,8 @@ void solver_step(const SolverStep& args) {
       for (int64_t index = begin; index < end; ++index) {
         const int64_t start = index % parts * kPart;
         const int64_t stop = start + kPart < args.numel ? start + kPart : args.numel;
-        step_part<typename decltype(output_type)::type, typename decltype(type)::type>(args, index / parts, start, stop);
+        using Output = typename decltype(output_type)::type;
+        step_part<Output, typename decltype(type)::type>(args, index / parts, start, stop);
       }
     });
   });

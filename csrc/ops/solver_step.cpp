@@ -23,7 +23,8 @@ void check_output(const Arguments& arguments, const Tensor& output, const Tensor
   std::vector<int64_t> expected = shape_of(x);
   if (guided) expected[0] *= 2;
   const std::string shapes = to_text(expected) + " or more channels";
-  arguments.require(output.dim() == x.dim() && output.size(1) >= x.size(1), "output", shapes, to_text(shape_of(output)));
+  arguments.require(
+      output.dim() == x.dim() && output.size(1) >= x.size(1), "output", shapes, to_text(shape_of(output)));
   expected[1] = output.size(1);
   arguments.require(shape_of(output) == expected, "output", shapes, to_text(shape_of(output)));
   arguments.require_contiguous("output", output);
@@ -39,8 +40,8 @@ void take_weights(
 std::tuple<Tensor, Tensor, Tensor> solver_step(
     const Tensor& output, const Tensor& x, const OptionalTensor& x_last, const OptionalTensor& h1,
     const OptionalTensor& h2, const OptionalTensor& noise, const std::vector<double>& to_m, double clip,
-    const std::vector<double>& next_weights, const std::vector<double>& corrector_weights, std::optional<double> guidance,
-    bool keep_m) {
+    const std::vector<double>& next_weights, const std::vector<double>& corrector_weights,
+    std::optional<double> guidance, bool keep_m) {
   const Arguments arguments("solver_step");
   SolverStep args{};
   args.dtype = arguments.dtype("x", x);
