@@ -238,8 +238,12 @@ MEGADIFF_INLINE Vec exp2_(Vec t) {
   return _mm512_maskz_scalef_ps(kAllLanes, p, t);
 #else
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23 = 0x4b400000: adding it leaves the nearest integer in the low bits
+#if defined(__AVX2__)  // of ?: the compiler makes two instructions each; a NaN as the second operand stays
+  t = _mm256_max_ps(splat(-126.0f), _mm256_min_ps(splat(127.0f), t));
+#else
   t = splat(127.0f) < t ? splat(127.0f) : t;
   t = splat(-126.0f) > t ? splat(-126.0f) : t;
+#endif
   const Vec shifted = t + kRound;
   const Vec r = t - (shifted - kRound);
   Vec p = r * 1.32764720e-3f + 9.67554150e-3f;
