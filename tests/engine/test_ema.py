@@ -23,6 +23,7 @@ class OneShard:
     """The shards of a rank that owns one parameter."""
 
     all: list[Shard]
+    optimizer: torch.optim.Optimizer | None = None
 
 
 def shards_of(master: Tensor, parameter: Tensor | None = None) -> OneShard:
