@@ -60,6 +60,15 @@ void Arguments::require_same_device(const char* argument, const Tensor& tensor, 
   require(same, argument, "the device of the first argument", "another device");
 }
 
+void Arguments::require_dense(
+    const char* argument, const Tensor& tensor, const std::vector<int64_t>& shape, ScalarType type,
+    const Tensor& first) const {
+  require_dtype(argument, tensor, {type});
+  require_shape(argument, tensor, shape);
+  require_contiguous(argument, tensor);
+  require_same_device(argument, tensor, first);
+}
+
 void Arguments::check_launch() const {
   const char* error = device::launch_error();
   STD_TORCH_CHECK(error == nullptr, "megadiff::", op_, ": the device refused the kernel: ", error ? error : "");

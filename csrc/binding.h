@@ -48,6 +48,10 @@ class Arguments {
   void require_contiguous(const char* argument, const Tensor& tensor) const;
   // On the device (and its index) of `first`.
   void require_same_device(const char* argument, const Tensor& tensor, const Tensor& first) const;
+  // All of the above for a tensor whose shape and dtype are known.
+  void require_dense(
+      const char* argument, const Tensor& tensor, const std::vector<int64_t>& shape, ScalarType type,
+      const Tensor& first) const;
   // To call after the kernels: raises if one was refused by the device.
   void check_launch() const;
   // A floating type that has kernels.

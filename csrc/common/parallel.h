@@ -5,6 +5,9 @@
 
 namespace megadiff {
 
+// Work on fewer elements than this is not worth another thread.
+constexpr int64_t kGrainElements = 16384;
+
 using RangeBody = void (*)(int64_t begin, int64_t end, const void* context);
 
 void parallel_range(int64_t count, int64_t grain, RangeBody body, const void* context);

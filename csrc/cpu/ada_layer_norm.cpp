@@ -9,8 +9,6 @@ namespace {
 
 // Rows whose column sums are kept in one float32 accumulator before they join the total, against rounding.
 constexpr int64_t kRowsPerPartial = 32;
-// Work below this many elements is not worth another thread.
-constexpr int64_t kGrainElements = 16384;
 
 // Mean first, then the sum of squared differences from it: the row is in the L1 cache, so the second pass is cheap and
 // nothing cancels.

@@ -7,8 +7,6 @@
 namespace megadiff::cpu::MEGADIFF_ISA {
 namespace {
 
-constexpr int64_t kGrain = 16384;  // work below this many elements is not worth another thread
-
 template <bool kEma, bool kLow, class Low>
 void update(const AdamwEma& args, int64_t begin, int64_t end) {
   float* __restrict param = args.param;
@@ -44,7 +42,7 @@ void update_with(const AdamwEma& args, int64_t begin, int64_t end) {
 }  // namespace
 
 void adamw_ema(const AdamwEma& args) {
-  parallel_for(args.numel, kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(args.numel, kGrainElements, [&](int64_t begin, int64_t end) {
     args.ema ? update_with<true>(args, begin, end) : update_with<false>(args, begin, end);
   });
 }

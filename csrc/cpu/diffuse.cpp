@@ -14,8 +14,6 @@ constexpr int64_t kBlocks = kLanes, kElements = 4 * kBlocks;
 constexpr int64_t kPart = 4096;
 // Elements whose words and normals wait in the L1 cache.
 constexpr int64_t kChunk = 512;
-// Elements that are worth a thread.
-constexpr int64_t kGrain = 16384;
 
 // Element 4 i + k of `to` from lane i of vector k.
 MEGADIFF_INLINE void interleave(const Vec (&from)[4], float* to) {
@@ -68,7 +66,7 @@ void diffuse_part(const Diffuse& args, int64_t sample, int64_t start, int64_t st
 
 void diffuse(const Diffuse& args) {
   const int64_t parts = (args.numel + kPart - 1) / kPart;
-  const int64_t grain = 1 + kGrain / (args.numel < kPart ? args.numel : kPart);
+  const int64_t grain = 1 + kGrainElements / (args.numel < kPart ? args.numel : kPart);
   with_type(args.dtype, [&](auto type) {
     parallel_for(args.batch * parts, grain, [&](int64_t begin, int64_t end) {
       for (int64_t index = begin; index < end; ++index) {

@@ -7,9 +7,8 @@
 namespace megadiff::cpu::MEGADIFF_ISA {
 namespace {
 
-// As in ada_layer_norm.cpp: short float32 sums join the total, against rounding; small work stays on one thread.
+// As in ada_layer_norm.cpp: short float32 sums join the total, against rounding.
 constexpr int64_t kRowsPerPartial = 32;
-constexpr int64_t kGrainElements = 16384;
 
 template <class T, class P>
 void forward_row(const GatedResidual& args, int64_t row) {

@@ -7,9 +7,6 @@
 
 namespace megadiff::cpu::MEGADIFF_ISA {
 
-// Work below this many elements is not worth another thread.
-constexpr int64_t kGrainElements = 16384;
-
 MEGADIFF_INLINE int64_t group_width(const GroupNormSilu& args) { return args.channels / args.groups; }
 
 // Count, mean and sum of squared differences from the mean; parts are joined by Chan's formula, so nothing cancels
@@ -97,6 +94,11 @@ void group_gradients(const GroupNormSilu& args, const SampleChannels& all, int64
 
 // The gradients of weight and bias, once every group has its sums.
 void affine_gradients(const GroupNormSilu& args);
+
+// The gradient is computed in two passes, because its sums over the group are needed first. In float32, x_grad holds dz
+// between them; a narrower type would round it, and computes it twice.
+template <class T>
+constexpr bool kKeepsDz = std::is_same_v<T, float>;
 
 template <bool kSilu>
 MEGADIFF_INLINE Vec activate(Vec z) {

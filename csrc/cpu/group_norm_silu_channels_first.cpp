@@ -97,15 +97,11 @@ MEGADIFF_INLINE void forward_group(const GroupNormSilu& args, int64_t index) {
   }
 }
 
-// The gradient is computed in two passes, because its sums over the group are needed first. In float32, x_grad holds dz
-// between them; a narrower type would round it, and computes it twice.
-template <class T>
-constexpr bool kKeepsDz = std::is_same_v<T, float>;
-
 template <class T, bool kSilu>
 MEGADIFF_INLINE void sum_channel(
     const GroupNormSilu& args, const SampleChannels& all, int64_t c, const T* x, const T* y_grad, T* x_grad) {
   const Channel channel = {all.center[c], all.slope[c], all.intercept[c]};
+  const bool sums_x = args.offset_grad != nullptr;
   double dz_total = 0.0, dzx_total = 0.0, x_total = 0.0;
   for (int64_t start = 0; start < args.spatial; start += kChunk) {
     Vec dz_sum = {}, dzx_sum = {}, x_sum = {};
@@ -117,7 +113,7 @@ MEGADIFF_INLINE void sum_channel(
       if constexpr (kKeepsDz<T>) lanes.store(x_grad + i, dz);
       dz_sum += dz;
       dzx_sum += dz * centered;
-      x_sum += centered;
+      if (sums_x) x_sum += centered;
     });
     dz_total += sum_of(dz_sum);
     dzx_total += sum_of(dzx_sum);

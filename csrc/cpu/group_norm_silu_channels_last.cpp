@@ -123,10 +123,7 @@ void forward(const GroupNormSilu& args) {
   });
 }
 
-// ---- backward: see channels_first about the two passes and where dz is kept.
-
-template <class T>
-constexpr bool kKeepsDz = std::is_same_v<T, float>;
+// ---- backward
 
 // Three arrays of channels: sums over a block of dz, dz (x - center) and x - center.
 constexpr int64_t kSums = 3;

@@ -7,8 +7,7 @@
 namespace megadiff::cpu::MEGADIFF_ISA {
 namespace {
 
-// Elements of a sample that one thread takes at a time, and how many are worth a thread.
-constexpr int64_t kPart = 4096, kGrain = 16384;
+constexpr int64_t kPart = 4096;  // elements of a sample that one thread takes at a time
 
 template <class T>
 MEGADIFF_INLINE const T* place(const void* tensor, int64_t at) {
@@ -65,7 +64,7 @@ void step_part(const SolverStep args, int64_t sample, int64_t start, int64_t sto
 
 void solver_step(const SolverStep& args) {
   const int64_t parts = (args.numel + kPart - 1) / kPart;
-  const int64_t grain = 1 + kGrain / (args.numel < kPart ? args.numel : kPart);
+  const int64_t grain = 1 + kGrainElements / (args.numel < kPart ? args.numel : kPart);
   with_types(args.output_dtype, args.dtype, [&](auto output_type, auto type) {
     parallel_for(args.batch * parts, grain, [&](int64_t begin, int64_t end) {
       for (int64_t index = begin; index < end; ++index) {

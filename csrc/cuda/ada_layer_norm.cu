@@ -136,24 +136,16 @@ int64_t ada_layer_norm_workspace(const AdaLayerNorm& args) {
 }
 
 void ada_layer_norm_forward(const AdaLayerNorm& args, Stream stream) {
-  with_types(args.dtype, args.param_dtype, [&](auto type, auto param_type) {
+  with_row_packs(args.dtype, args.param_dtype, args.width, {args.x, args.y}, [&](auto type, auto param, auto packs) {
     using T = typename decltype(type)::type;
-    using P = typename decltype(param_type)::type;
-    if (can_take_packs<T>(args.width, {args.x, args.y}))
-      launch_forward<T, P, 16 / sizeof(T)>(args, stream);
-    else
-      launch_forward<T, P, 1>(args, stream);
+    launch_forward<T, typename decltype(param)::type, decltype(packs)::value>(args, stream);
   });
 }
 
 void ada_layer_norm_backward(const AdaLayerNorm& args, Stream stream) {
-  with_types(args.dtype, args.param_dtype, [&](auto type, auto param_type) {
+  with_row_packs(args.dtype, args.param_dtype, args.width, {args.x, args.y_grad, args.x_grad}, [&](auto type, auto param, auto packs) {
     using T = typename decltype(type)::type;
-    using P = typename decltype(param_type)::type;
-    if (can_take_packs<T>(args.width, {args.x, args.y_grad, args.x_grad}))
-      launch_backward<T, P, 16 / sizeof(T)>(args, stream);
-    else
-      launch_backward<T, P, 1>(args, stream);
+    launch_backward<T, typename decltype(param)::type, decltype(packs)::value>(args, stream);
   });
   const int64_t splits = ceil_divide(args.tokens, kRowsPerBlock);
   sum_splits(args.workspace, args.shift_grad, args.batch, args.width, splits, stream);

@@ -1,6 +1,9 @@
 // Pieces of kernels that treat (B, N, D) row by row: reading a row in vectors, and sums over the N rows of a sample.
 #pragma once
 
+#include <initializer_list>
+#include <type_traits>
+
 #include "cuda/element_types.h"
 
 namespace megadiff::cuda {
@@ -18,6 +21,19 @@ bool can_take_packs(int64_t width, std::initializer_list<const void*> pointers) 
   uintptr_t bits = uintptr_t(width) * sizeof(T);
   for (const void* pointer : pointers) bits |= reinterpret_cast<uintptr_t>(pointer);
   return bits % 16 == 0;
+}
+
+// Calls f(Type<T>{}, Type<P>{}, std::integral_constant<int, kPack>{}) with the widest packs that rows and pointers allow.
+template <class F>
+void with_row_packs(
+    Dtype dtype, Dtype param_dtype, int64_t width, std::initializer_list<const void*> pointers, const F& f) {
+  with_types(dtype, param_dtype, [&](auto type, auto param_type) {
+    using T = typename decltype(type)::type;
+    if (can_take_packs<T>(width, pointers))
+      f(type, param_type, std::integral_constant<int, 16 / sizeof(T)>{});
+    else
+      f(type, param_type, std::integral_constant<int, 1>{});
+  });
 }
 
 template <class T, int kCount>

@@ -54,16 +54,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(
     const Tensor& y_grad, const Tensor& x, const Tensor& scale, const Tensor& mean, const Tensor& rstd) {
   const Arguments arguments("ada_layer_norm_backward");
   AdaLayerNorm args = checked(arguments, x, scale);
-  arguments.require_shape("y_grad", y_grad, shape_of(x));
-  arguments.require_dtype("y_grad", y_grad, {x.scalar_type()});
-  arguments.require_contiguous("y_grad", y_grad);
-  arguments.require_same_device("y_grad", y_grad, x);
-  for (const auto& [name, tensor] : {std::pair{"mean", mean}, {"rstd", rstd}}) {
-    arguments.require_shape(name, tensor, {args.batch, args.tokens});
-    arguments.require_dtype(name, tensor, {ScalarType::Float});
-    arguments.require_contiguous(name, tensor);
-    arguments.require_same_device(name, tensor, x);
-  }
+  arguments.require_dense("y_grad", y_grad, shape_of(x), x.scalar_type(), x);
+  arguments.require_dense("mean", mean, {args.batch, args.tokens}, ScalarType::Float, x);
+  arguments.require_dense("rstd", rstd, {args.batch, args.tokens}, ScalarType::Float, x);
   const OnDevice guard(x);
   const Tensor x_grad = new_empty(x, shape_of(x), x.scalar_type());
   Tensor shift_grad = new_floats(x, {args.batch, args.width}), scale_grad = new_floats(x, {args.batch, args.width});

@@ -9,10 +9,7 @@ namespace megadiff {
 namespace {
 
 void check_shard(const Arguments& arguments, const char* name, const Tensor& shard, const Tensor& param) {
-  arguments.require_dtype(name, shard, {ScalarType::Float});
-  arguments.require_shape(name, shard, shape_of(param));
-  arguments.require_contiguous(name, shard);
-  arguments.require_same_device(name, shard, param);
+  arguments.require_dense(name, shard, shape_of(param), ScalarType::Float, param);
 }
 
 void adamw_ema(
@@ -29,9 +26,7 @@ void adamw_ema(
   AdamwEma args{};
   if (low) {
     args.low_dtype = arguments.dtype("low", *low);
-    arguments.require_shape("low", *low, shape_of(param));
-    arguments.require_contiguous("low", *low);
-    arguments.require_same_device("low", *low, param);
+    arguments.require_dense("low", *low, shape_of(param), low->scalar_type(), param);
   }
   args.param = write<float>(param);
   args.grad = read<float>(grad);

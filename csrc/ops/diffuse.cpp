@@ -11,10 +11,7 @@ Diffuse checked(const Arguments& arguments, const Tensor& x0, const Tensor& coef
   args.dtype = arguments.dtype("x0", x0);
   arguments.require(x0.dim() >= 1, "x0", "at least 1 dim (samples)", "a scalar");
   arguments.require_contiguous("x0", x0);
-  arguments.require_dtype("coefficients", coefficients, {ScalarType::Float});
-  arguments.require_shape("coefficients", coefficients, {x0.size(0), 4});
-  arguments.require_contiguous("coefficients", coefficients);
-  arguments.require_same_device("coefficients", coefficients, x0);
+  arguments.require_dense("coefficients", coefficients, {x0.size(0), 4}, ScalarType::Float, x0);
   args.x0 = read<void>(x0);
   args.coefficients = read<float>(coefficients);
   args.batch = x0.size(0);
@@ -30,13 +27,6 @@ std::tuple<Tensor, Tensor> run(const Arguments& arguments, Diffuse& args, const 
   if (x0.numel() > 0) device::diffuse(args, current_stream(x0));
   arguments.check_launch();
   return {x_t, target};
-}
-
-const int64_t* checked_ids(const Arguments& arguments, const Tensor& sample_ids, int64_t batch) {
-  arguments.require_dtype("sample_ids", sample_ids, {ScalarType::Long});
-  arguments.require_shape("sample_ids", sample_ids, {batch});
-  arguments.require_contiguous("sample_ids", sample_ids);
-  return read<int64_t>(sample_ids);
 }
 
 uint32_t checked_word(const Arguments& arguments, const char* name, int64_t value) {
@@ -61,8 +51,8 @@ std::tuple<Tensor, Tensor> diffuse(
     int64_t step, int64_t purpose) {
   const Arguments arguments("diffuse");
   Diffuse args = checked(arguments, x0, coefficients);
-  args.sample_ids = checked_ids(arguments, sample_ids, args.batch);
-  arguments.require_same_device("sample_ids", sample_ids, x0);
+  arguments.require_dense("sample_ids", sample_ids, {args.batch}, ScalarType::Long, x0);
+  args.sample_ids = read<int64_t>(sample_ids);
   take_stream(arguments, seed_low, seed_high, step, purpose, &args);
   return run(arguments, args, x0);
 }
@@ -70,10 +60,7 @@ std::tuple<Tensor, Tensor> diffuse(
 std::tuple<Tensor, Tensor> diffuse_given(const Tensor& x0, const Tensor& noise, const Tensor& coefficients) {
   const Arguments arguments("diffuse_given");
   Diffuse args = checked(arguments, x0, coefficients);
-  arguments.require_dtype("noise", noise, {x0.scalar_type()});
-  arguments.require_shape("noise", noise, shape_of(x0));
-  arguments.require_contiguous("noise", noise);
-  arguments.require_same_device("noise", noise, x0);
+  arguments.require_dense("noise", noise, shape_of(x0), x0.scalar_type(), x0);
   args.noise = read<void>(noise);
   return run(arguments, args, x0);
 }
@@ -84,7 +71,8 @@ Tensor philox_bits(
   arguments.require(sample_ids.dim() == 1, "sample_ids", "1 dim", std::to_string(sample_ids.dim()));
   PhiloxBits args{};
   args.batch = sample_ids.size(0);
-  args.sample_ids = checked_ids(arguments, sample_ids, args.batch);
+  arguments.require_dense("sample_ids", sample_ids, {args.batch}, ScalarType::Long, sample_ids);
+  args.sample_ids = read<int64_t>(sample_ids);
   arguments.require(count >= 0, "count", "0 or more", std::to_string(count));
   args.numel = count;
   take_stream(arguments, seed_low, seed_high, step, purpose, &args);

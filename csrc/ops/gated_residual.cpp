@@ -25,17 +25,10 @@ GatedResidual checked(const Arguments& arguments, const Tensor& y, const Tensor&
   return args;
 }
 
-void check_like(const Arguments& arguments, const char* name, const Tensor& tensor, const Tensor& y) {
-  arguments.require_shape(name, tensor, shape_of(y));
-  arguments.require_dtype(name, tensor, {y.scalar_type()});
-  arguments.require_contiguous(name, tensor);
-  arguments.require_same_device(name, tensor, y);
-}
-
 Tensor forward(const Tensor& x, const Tensor& y, const Tensor& gate) {
   const Arguments arguments("gated_residual");
   GatedResidual args = checked(arguments, y, gate);
-  check_like(arguments, "x", x, y);
+  arguments.require_dense("x", x, shape_of(y), y.scalar_type(), y);
   const OnDevice guard(y);
   const Tensor out = new_empty(x, shape_of(x), x.scalar_type());
   args.x = read<void>(x);
@@ -48,7 +41,7 @@ Tensor forward(const Tensor& x, const Tensor& y, const Tensor& gate) {
 std::tuple<Tensor, Tensor> backward(const Tensor& out_grad, const Tensor& y, const Tensor& gate) {
   const Arguments arguments("gated_residual_backward");
   GatedResidual args = checked(arguments, y, gate);
-  check_like(arguments, "out_grad", out_grad, y);
+  arguments.require_dense("out_grad", out_grad, shape_of(y), y.scalar_type(), y);
   const OnDevice guard(y);
   const Tensor y_grad = new_empty(y, shape_of(y), y.scalar_type());
   Tensor gate_grad = new_floats(y, {args.batch, args.width});

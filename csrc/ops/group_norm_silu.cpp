@@ -134,12 +134,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   arguments.require_same_device("y_grad", y_grad, x);
   arguments.require(args.channels_last ? is_channels_last(y_grad) : y_grad.is_contiguous(), "y_grad",
                     "the memory layout of x", "other strides");
-  for (const auto& [name, tensor] : {std::pair{"mean", mean}, {"rstd", rstd}}) {
-    arguments.require_shape(name, tensor, {args.batch, groups});
-    arguments.require_dtype(name, tensor, {ScalarType::Float});
-    arguments.require_contiguous(name, tensor);
-    arguments.require_same_device(name, tensor, x);
-  }
+  arguments.require_dense("mean", mean, {args.batch, groups}, ScalarType::Float, x);
+  arguments.require_dense("rstd", rstd, {args.batch, groups}, ScalarType::Float, x);
   const OnDevice guard(x);
   const Tensor x_grad = torch::stable::empty_like(x);
   Tensor weight_grad = parameter_gradient(x, weight), bias_grad = parameter_gradient(x, bias);

@@ -6,15 +6,8 @@
 namespace megadiff {
 namespace {
 
-void check_like(const Arguments& arguments, const char* name, const Tensor& tensor, const Tensor& x) {
-  arguments.require_dtype(name, tensor, {x.scalar_type()});
-  arguments.require_shape(name, tensor, shape_of(x));
-  arguments.require_contiguous(name, tensor);
-  arguments.require_same_device(name, tensor, x);
-}
-
 const void* optional_like(const Arguments& arguments, const char* name, const OptionalTensor& tensor, const Tensor& x) {
-  if (tensor) check_like(arguments, name, *tensor, x);
+  if (tensor) arguments.require_dense(name, *tensor, shape_of(x), x.scalar_type(), x);
   return read<void>(tensor);
 }
 

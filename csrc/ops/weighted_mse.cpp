@@ -38,10 +38,7 @@ WeightedMse checked(
   args.output_stride = elements_per_sample(output);
   if (mask) {
     expected[1] = 1;
-    arguments.require_dtype("mask", *mask, {ScalarType::Bool});
-    arguments.require_shape("mask", *mask, expected);
-    arguments.require_contiguous("mask", *mask);
-    arguments.require_same_device("mask", *mask, output);
+    arguments.require_dense("mask", *mask, expected, ScalarType::Bool, output);
   }
   args.output = read<void>(output);
   args.target = read<void>(target);
@@ -68,10 +65,7 @@ Tensor backward(
     const OptionalTensor& mask) {
   const Arguments arguments("weighted_mse_backward");
   WeightedMse args = checked(arguments, output, target, weight, mask);
-  arguments.require_shape("loss_grad", loss_grad, {args.batch});
-  arguments.require_dtype("loss_grad", loss_grad, {ScalarType::Float});
-  arguments.require_contiguous("loss_grad", loss_grad);
-  arguments.require_same_device("loss_grad", loss_grad, output);
+  arguments.require_dense("loss_grad", loss_grad, {args.batch}, ScalarType::Float, output);
   const OnDevice guard(output);
   const Tensor output_grad = new_empty(output, shape_of(output), output.scalar_type());
   args.loss_grad = read<float>(loss_grad);

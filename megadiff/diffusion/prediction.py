@@ -32,18 +32,15 @@ def target(prediction: str, x0: Tensor, noise: Tensor, alpha: Tensor, sigma: Ten
 def x0_weights(prediction: str, alpha: float, sigma: float) -> tuple[float, float]:
     """Return (p, q) such that p x_t + q output is the predicted x0.
 
+    The map is linear, so its weights are its values at unit inputs.
+
     Raises:
-        ConfigError: eps at alpha = 0, from which x0 cannot be recovered.
+        ConfigError: `to_x0_and_noise` has no answer there.
     """
-    match prediction:
-        case "eps":
-            _require_nonzero(torch.tensor(alpha), prediction, "alpha")
-            return 1.0 / alpha, -sigma / alpha
-        case "x0":
-            return 0.0, 1.0
-        case "v":
-            return alpha, -sigma
-    raise _unknown(prediction)
+    unit = torch.eye(2, dtype=torch.float64)
+    level = torch.tensor([alpha, sigma], dtype=torch.float64)
+    p, q = to_x0_and_noise(prediction, unit[1], unit[0], level[0], level[1])[0].tolist()
+    return p, q
 
 
 def to_x0_and_noise(

@@ -32,7 +32,13 @@ class AdamWEma(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step of every parameter that has a gradient."""
+        """One step of every parameter that has a gradient.
+
+        Raises:
+            NotImplementedError: with a closure, which would compute the gradients anew.
+        """
+        if closure is not None:
+            raise NotImplementedError("AdamWEma.step takes no closure; compute the gradients before it")
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:

@@ -63,12 +63,12 @@ def build_hostcuda(mode: Mode = "plain") -> Path:
     return _make(target, link)
 
 
-def build_program(source: Path, mode: Mode) -> Path:
-    """An executable of one source that needs no torch."""
+def build_program(source: Path, mode: Mode, shared: bool = False) -> Path:
+    """An executable, or a shared library, of one source that needs no torch."""
     headers = [*(ROOT / "csrc").rglob("*.h"), *(ROOT / "tests/hostcuda").glob("*.h")]
     digest = _digest(*(path.read_bytes() for path in [source, *sorted(headers)]))
-    target = FOLDER / f"{source.stem}_{mode}_{digest}"
-    return _make(target, ["g++", *compiler_flags(mode), str(source)])
+    target = FOLDER / f"{source.stem}_{mode}_{digest}{'.so' if shared else ''}"
+    return _make(target, ["g++", *(["-shared"] if shared else []), *compiler_flags(mode), str(source)])
 
 
 def sanitized_environment(mode: Mode) -> dict[str, str]:

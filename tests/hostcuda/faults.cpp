@@ -51,6 +51,17 @@ __global__ void two_barriers_kernel(float* out) {
   out[threadIdx.x] = 1.0f;
 }
 
+__global__ void stuck_kernel(float* out) {
+  const float own = threadIdx.x < 8 ? __shfl_xor_sync(kFullMask, 1.0f, 1) : 0.0f;  // the other lanes never come
+  out[threadIdx.x] = own;
+}
+
+__global__ void static_shared_kernel(float* out) {
+  MD_SHARED(float, values, 13 * 1024);
+  values[threadIdx.x] = 1.0f;
+  out[threadIdx.x] = values[threadIdx.x];
+}
+
 __global__ void mask_kernel(float* out) { out[threadIdx.x] = __shfl_xor_sync(0x0000ffffu, 1.0f, 1); }
 
 __global__ void broadcast_kernel(float* out) {
@@ -89,6 +100,8 @@ int run(const std::string& name) {
   if (name == "global_overrun") MD_LAUNCH(global_kernel, 1, kThreads, 0, nullptr, out.data(), 1);
   if (name == "divergent") MD_LAUNCH(divergent_kernel, 1, kThreads, 0, nullptr, out.data());
   if (name == "two_barriers") MD_LAUNCH(two_barriers_kernel, 1, kThreads, 0, nullptr, out.data());
+  if (name == "stuck") MD_LAUNCH(stuck_kernel, 1, kThreads, 0, nullptr, out.data());
+  if (name == "static_shared") MD_LAUNCH(static_shared_kernel, 1, kThreads, 0, nullptr, out.data());
   if (name == "mask") MD_LAUNCH(mask_kernel, 1, kThreads, 0, nullptr, out.data());
   if (name == "broadcast") MD_LAUNCH(broadcast_kernel, 1, kThreads, 0, nullptr, out.data());
   if (name == "too_much_shared") MD_LAUNCH(dynamic_kernel, 1, kThreads, 49 * 1024, nullptr, out.data(), 0);
@@ -101,5 +114,8 @@ int run(const std::string& name) {
 }
 
 }  // namespace
+
+// Also called by name, from a shared library.
+extern "C" int run_kernel(const char* name) { return run(name); }
 
 int main(int, char** arguments) { return run(arguments[1]); }

@@ -308,12 +308,12 @@ HOSTCUDA_HIDDEN inline void prepare_stack(Thread& thread) {
 }
 
 HOSTCUDA_HIDDEN inline unsigned char* map_stacks(size_t bytes) {
-  return static_cast<unsigned char*>(
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  void* stacks = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (stacks == MAP_FAILED) fail("no address space for the stacks of a launch", 0, 0);
+  return static_cast<unsigned char*>(stacks);
 }
 
-// Runs one block from start to end. What it used stays alive until the launch ends: to the thread sanitizer, memory
-// that two blocks use one after the other would look like a race.
+// Runs one block from start to end.
 struct BlockRun {
   Barrier barrier;
   std::vector<Warp> warps;
@@ -383,12 +383,17 @@ inline void launch(std::function<void()> kernel, const void* address, dim3 grid,
   const size_t stack_sets = 1;
 #endif
   unsigned char* stacks = map_stacks(stack_sets * threads * kStackBytes);
+  // To the thread sanitizer, memory that two blocks use one after the other would look like a race: there all that the
+  // blocks used stays alive until the launch ends.
   std::vector<std::unique_ptr<BlockRun>> finished;
   for (size_t index = 0; index < blocks; ++index) {
     unsigned char* own_stacks = stacks + index % stack_sets * threads * kStackBytes;
     finished.push_back(std::make_unique<BlockRun>(grid, block, index, shared_bytes, own_stacks));
     for (const Thread& thread : finished.back()->threads) fibers.push_back(thread.sanitizer_fiber);
     if (fibers.size() + threads > kMaxFibers) destroy_fibers(fibers);
+#ifndef __SANITIZE_THREAD__
+    finished.clear();
+#endif
   }
   tsan_acquire(&run.end_sync);
   destroy_fibers(fibers);

@@ -2,22 +2,25 @@
 
 import os
 import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.hostcuda.build import FOLDER, ROOT, Mode, build_program
+from tests.hostcuda.build import ROOT, Mode, build_program, sanitized_environment
 
 PROGRAM = ROOT / "tests/hostcuda/faults.cpp"
 MODES: tuple[Mode, ...] = ("plain", "address", "thread")
 FAILED = 99
 RIGHT = {"sum": "32 32 32 32", "dynamic": "63 62", "broadcast": "3 4", "allowed_shared": "63 62"}
 REFUSED = {"too_much_shared": "invalid argument", "grid": "invalid configuration argument"}
-DIVERGENT = {
+ENDED = {
     "divergent": "divergent barrier or shuffle",
     "two_barriers": "divergent barrier or shuffle",
     "mask": "a lane is not in the mask of its own shuffle",
+    "stuck": "some threads never reach a barrier or shuffle",
+    "static_shared": "more than 48 KiB of static shared memory",
 }
 
 
@@ -46,11 +49,11 @@ def test_a_launch_beyond_a_devices_limits_is_refused(name: str) -> None:
     assert done.returncode == 3 and done.stdout.strip() == f"launch refused: {REFUSED[name]}"
 
 
-@pytest.mark.parametrize("name", DIVERGENT)
-def test_divergence_ends_the_process_with_a_line(name: str) -> None:
+@pytest.mark.parametrize("name", ENDED)
+def test_what_cuda_leaves_undefined_ends_the_process_with_a_line(name: str) -> None:
     done = run(name, "plain")
     assert done.returncode == FAILED
-    assert f"hostcuda: {DIVERGENT[name]}" in done.stderr and "block (0, 0, 0) thread" in done.stderr
+    assert f"hostcuda: {ENDED[name]}" in done.stderr and "block (0, 0, 0) thread" in done.stderr
 
 
 def test_a_missing_barrier_reads_nan_without_any_sanitizer() -> None:
@@ -69,6 +72,24 @@ def test_the_thread_sanitizer_finds_races_within_and_between_blocks(name: str) -
     assert done.returncode != 0 and "ThreadSanitizer: data race" in done.stderr and "faults.cpp" in done.stderr
 
 
-def test_two_processes_may_build_at_once() -> None:
-    """Every file is written under a name of its own and renamed."""
-    assert program("plain").parent == FOLDER and not list(FOLDER.glob(f"*.{os.getpid()}"))
+@pytest.mark.parametrize(
+    ("mode", "name", "report"),
+    [
+        ("address", "global_overrun", "AddressSanitizer"),
+        ("address", "shared_overrun", "AddressSanitizer"),
+        ("thread", "missing_barrier", "ThreadSanitizer: data race"),
+    ],
+)
+def test_the_sanitizers_work_inside_a_python_process(mode: Mode, name: str, report: str) -> None:
+    """As test_sanitizers.py runs the op tests; without this it might pass because nothing is watched."""
+    code = (
+        f"import ctypes, torch; ctypes.CDLL({str(build_program(PROGRAM, mode, shared=True))!r}).run_kernel(b{name!r})"
+    )
+    command = ["setarch", os.uname().machine, "-R", sys.executable, "-c", code]
+    environment = sanitized_environment(mode)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and report in done.stderr and "faults.cpp" in done.stderr
+    right = subprocess.run(
+        [*command[:-1], code.replace(name, "sum")], env=environment, capture_output=True, timeout=120
+    )
+    assert right.returncode == 0, right.stderr
