@@ -11,7 +11,7 @@ from typing import Any
 from megadiff.checkpoint.names import Convention, NameRow, Origin, with_affine
 from megadiff.config.schema import ModelConfig
 from megadiff.errors import CheckpointError
-from megadiff.models.dit import output_channels
+from megadiff.models.sizes import output_channels
 from megadiff.models.layers import NORM_EPS
 
 _CLASS_NAME = "DiTTransformer2DModel"

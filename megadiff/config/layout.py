@@ -6,7 +6,7 @@ global batch = micro-batch x accumulation x data-parallel ranks.
 
 from dataclasses import dataclass
 
-from megadiff.config.schema import Config
+from megadiff.config.schema import Config, ModelConfig
 from megadiff.config.validate import check_parallel
 from megadiff.errors import ConfigError
 
@@ -23,6 +23,7 @@ class Layout:
         micro_batch_size: samples of one data rank in one forward pass.
         accumulation: micro-batches of one data rank in one optimizer step.
         zero_stage: 0 to 3.
+        folded: each pipeline rank runs a stage of the first half and its mirror image in the second half.
     """
 
     world_size: int
@@ -32,6 +33,7 @@ class Layout:
     micro_batch_size: int
     accumulation: int
     zero_stage: int
+    folded: bool = False
 
     @property
     def global_batch_size(self) -> int:
@@ -55,7 +57,20 @@ def resolve_layout(config: Config, world_size: int) -> Layout:
     data = _data_degree(world_size, tensor, pipeline)
     micro_batch_size, accumulation = _batch_triple(config, data, pipeline)
     zero_stage = config.parallel.zero_stage or 0
-    return Layout(world_size, tensor, pipeline, data, micro_batch_size, accumulation, zero_stage)
+    return Layout(world_size, tensor, pipeline, data, micro_batch_size, accumulation, zero_stage, is_folded(config))
+
+
+def is_folded(config: Config) -> bool:
+    """Whether the pipeline is folded: where asked for, and by default for a network with long skips."""
+    parallel = config.parallel
+    if parallel.pipeline_model_parallel_size == 1 or parallel.pipeline_schedule == "1f1b":
+        return False
+    return parallel.pipeline_schedule == "folded" or has_long_skips(config.model)
+
+
+def has_long_skips(model: ModelConfig) -> bool:
+    """Whether layers of the network's second half read the output of layers of the first half."""
+    return model.long_skips or model.name == "unet"
 
 
 def _data_degree(world_size: int, tensor: int, pipeline: int) -> int:

@@ -21,6 +21,8 @@ ZeroStage = Annotated[Literal[0, 1, 2, 3], BeforeValidator(_require_plain_intege
 ZeroOrOne = Annotated[Literal[0, 1], BeforeValidator(_require_plain_integer)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_list_to_tuple)]
 Counts = Annotated[tuple[int, ...], BeforeValidator(_list_to_tuple)]
+Widths = Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(min_length=1), BeforeValidator(_list_to_tuple)]
+Depths = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(_list_to_tuple)]
 Betas = Annotated[tuple[float, float], BeforeValidator(_list_to_tuple)]
 
 
@@ -31,23 +33,48 @@ class Section(BaseModel):
 
 
 class ModelConfig(Section):
-    """The network: what a checkpoint must match. `preset` fills the fields that are not given."""
+    """The network: what a checkpoint must match. `preset` fills the fields that are not given.
 
-    name: Literal["dit"] = "dit"
+    The first group serves every network, the second `name: dit`, the third `name: unet`; a field of another network
+    must keep its default. Tuples of a UNet have one entry a level, from the finest.
+    """
+
+    name: Literal["dit", "unet"] = "dit"
     preset: str | None = None
     input_size: int = Field(16, gt=0)
     in_channels: int = Field(3, gt=0)
+    num_classes: int = Field(10, gt=0)
+    learn_sigma: bool = False
+    time_freq_shift: ZeroOrOne = 0
+    dropout: float = Field(0.0, ge=0, lt=1)
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    attention_tile_size: int = Field(0, ge=0)
+
     patch_size: int = Field(2, gt=0)
     hidden_size: int = Field(128, gt=0)
     num_layers: int = Field(6, gt=0)
     num_heads: int = Field(4, gt=0)
     mlp_ratio: float = Field(4.0, gt=0)
-    num_classes: int = Field(10, gt=0)
-    learn_sigma: bool = False
-    time_freq_shift: ZeroOrOne = 0
     qk_norm: bool = False
-    dropout: float = Field(0.0, ge=0, lt=1)
-    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    long_skips: bool = False
+
+    condition: Literal["class", "text", "none"] = "class"
+    block_out_channels: Widths = (64, 128)
+    layers_per_block: int = Field(2, gt=0)
+    transformer_layers_per_block: Depths = (0, 1)
+    mid_block_transformer_layers: int = Field(1, ge=0)
+    attention_head_dim: int = Field(32, gt=0)
+    cross_attention_dim: int = Field(768, gt=0)
+    text_length: int = Field(77, gt=0)
+    pooled_dim: int = Field(0, ge=0)
+    pixel_size: int = Field(0, ge=0)
+    norm_num_groups: int = Field(32, gt=0)
+    norm_eps: float = Field(1e-5, gt=0)
+    resample: Literal["conv", "pool"] = "conv"
+    resnet_time_scale_shift: bool = False
+    skip: Literal["concat", "gated"] = "concat"
+    skip_shift: bool = False
+    skip_shift_strength: float = Field(0.1, ge=0)
 
 
 class DiffusionConfig(Section):
@@ -130,7 +157,7 @@ class ParallelConfig(Section):
     tensor_model_parallel_size: int = Field(1, gt=0)
     pipeline_model_parallel_size: int = Field(1, gt=0)
     sequence_parallel: bool = False
-    pipeline_schedule: Literal["auto", "1f1b"] = "auto"
+    pipeline_schedule: Literal["auto", "1f1b", "folded"] = "auto"
     partition: Counts = ()
     zero_stage: ZeroStage | None = None
     timeout_seconds: int = Field(1800, gt=0)

@@ -19,7 +19,7 @@ from megadiff.engine.ema import Ema
 from megadiff.engine.optimizer import learning_rate, set_learning_rate
 from megadiff.engine.runners import MicroBatch, Runner
 from megadiff.models.chain import mix_seed
-from megadiff.models.dit import output_channels
+from megadiff.models.sizes import output_channels
 from megadiff.parallel.forward import predict
 from megadiff.parallel.shards import Shards
 from megadiff.parallel.stage import Stage

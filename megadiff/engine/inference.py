@@ -15,7 +15,7 @@ from megadiff.dist.grid import Grid, make_grid
 from megadiff.dist.process import Process
 from megadiff.engine.generate import generate_on_grid
 from megadiff.errors import CheckpointError
-from megadiff.models.dit import output_channels
+from megadiff.models.sizes import output_channels
 from megadiff.parallel.forward import predict
 from megadiff.parallel.stage import Stage, build_stage
 from megadiff.sampling.generate import ImageRequest

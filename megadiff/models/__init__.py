@@ -1,5 +1,12 @@
 """Networks as plain PyTorch chains. Knows no ranks, process groups or environment variables."""
 
-from megadiff.models.build import FUSED_OPERATORS, build_network, chain_builders, materialize
+from megadiff.models.build import (
+    FUSED_OPERATORS,
+    build_network,
+    chain_builders,
+    long_skips,
+    materialize,
+    meta_chain,
+)
 
-__all__ = ["FUSED_OPERATORS", "build_network", "chain_builders", "materialize"]
+__all__ = ["FUSED_OPERATORS", "build_network", "chain_builders", "long_skips", "materialize", "meta_chain"]

@@ -5,24 +5,42 @@ same network, and building needs no more memory than the local part and one full
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from megadiff.config.schema import ModelConfig
 from megadiff.models.chain import Builder, Chain
-from megadiff.models.dit import dit_builders, dit_initial_value
+from megadiff.models.dit import dit_builders, dit_initial_value, dit_skips
+from megadiff.models.unet import unet_builders, unet_initial_value, unet_skips
 from megadiff.ops.backends import Backends
 
 _DEFAULTS = Backends()
 
-InitialValue = Callable[[str, torch.Size, torch.Generator], Tensor]
+InitialValue = Callable[[ModelConfig, str, torch.Size, torch.Generator], Tensor]
 
-_BUILDERS: Mapping[str, Callable[[ModelConfig, Backends], dict[str, Builder]]] = {"dit": dit_builders}
-_INITIAL_VALUES: Mapping[str, InitialValue] = {"dit": dit_initial_value}
+_BUILDERS: Mapping[str, Callable[[ModelConfig, Backends], dict[str, Builder]]] = {
+    "dit": dit_builders,
+    "unet": unet_builders,
+}
+_SKIPS: Mapping[str, Callable[[ModelConfig], dict[str, str]]] = {"dit": dit_skips, "unet": unet_skips}
+_INITIAL_VALUES: Mapping[str, InitialValue] = {"dit": dit_initial_value, "unet": unet_initial_value}
 # The operators of megadiff.ops with fused kernels that a network's forward pass calls.
-FUSED_OPERATORS: Mapping[str, tuple[str, ...]] = {"dit": ("ada_layer_norm", "gated_residual")}
+FUSED_OPERATORS: Mapping[str, tuple[str, ...]] = {
+    "dit": ("ada_layer_norm", "gated_residual"),
+    "unet": ("group_norm_silu",),
+}
+
+
+def long_skips(model: ModelConfig) -> dict[str, str]:
+    """The layers of a network that take a long skip, and the earlier layer that each comes from."""
+    return _SKIPS[model.name](model)
+
+
+def meta_chain(model: ModelConfig, backends: Backends = _DEFAULTS, only: Collection[str] | None = None) -> Chain:
+    """The network, or some of its layers, on the meta device."""
+    return Chain(chain_builders(model, backends), only, long_skips(model))
 
 
 def chain_builders(model: ModelConfig, backends: Backends = _DEFAULTS) -> dict[str, Builder]:
@@ -60,7 +78,7 @@ def materialize(
     initial_value = _INITIAL_VALUES[model.name]
     for name, parameter in list(chain.named_parameters()):
         shape = (full_shapes or {}).get(name, parameter.shape)
-        value = initial_value(name, shape, parameter_generator(seed, name))
+        value = initial_value(model, name, shape, parameter_generator(seed, name))
         value = value if local_part is None else local_part(name, value)
         owner, _, leaf = name.rpartition(".")
         attributes = vars(parameter)
@@ -82,4 +100,4 @@ def build_network(
     model: ModelConfig, seed: int, dtype: torch.dtype = torch.float32, backends: Backends = _DEFAULTS
 ) -> Chain:
     """The whole network in one process on the CPU, with its initial values."""
-    return materialize(Chain(chain_builders(model, backends)), model, seed, dtype)
+    return materialize(meta_chain(model, backends), model, seed, dtype)

@@ -1,5 +1,6 @@
 """DiT: the class-conditional diffusion transformer with adaLN-zero (Peebles & Xie 2022, arXiv 2212.09748).
 
+With `long_skips` (U-ViT, Bao et al. 2023) the blocks of the second half also read the output of their mirror images.
 State between layers: (tokens (B, N, D), condition (B, D)). Input: (x_t (B, C, H, W), t (B,) int64, labels (B,) int64);
 label `num_classes` means "no condition". Output: (B, C or 2 C, H, W).
 """
@@ -10,14 +11,8 @@ from torch import Tensor, nn
 
 from megadiff.config.schema import ModelConfig
 from megadiff.models.chain import Builder
-from megadiff.models.layers import (
-    NORM_EPS,
-    Attention,
-    Dropout,
-    FeedForward,
-    Modulation,
-    TimeEmbedding,
-)
+from megadiff.models.layers import NORM_EPS, Attention, Dropout, FeedForward, Modulation, TimeEmbedding
+from megadiff.models.sizes import output_channels
 from megadiff.ops.ada_layer_norm import ada_layer_norm, gated_residual
 from megadiff.ops.backends import Backends
 from megadiff.ops.library import Kernels
@@ -43,19 +38,35 @@ class Embed(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind an adaptive LayerNorm and a gate that starts at zero."""
+    """Attention and feed-forward, each behind an adaptive LayerNorm and a gate that starts at zero.
 
-    def __init__(self, model: ModelConfig, backends: Backends) -> None:
+    Where it takes a long skip, tokens and skip go through one linear layer first; its state is then (tokens, condition,
+    skip).
+    """
+
+    def __init__(self, model: ModelConfig, backends: Backends, takes_skip: bool) -> None:
         super().__init__()
         width = model.hidden_size
+        self.takes_skip = takes_skip
+        if takes_skip:
+            self.merge = nn.Linear(2 * width, width)
         self.kernels: Kernels = backends.kernels
         self.modulation = nn.Linear(width, 6 * width)
-        self.attn = Attention(width, model.num_heads, model.qk_norm, model.attention_dropout, backends)
+        self.attn = Attention(
+            width,
+            model.num_heads,
+            model.qk_norm,
+            model.attention_dropout,
+            backends,
+            tile=model.attention_tile_size,
+        )
         self.mlp = FeedForward(width, int(width * model.mlp_ratio))
         self.dropout = Dropout(model.dropout)
 
-    def forward(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        x, condition = state
+    def forward(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        x, condition, *skip = state
+        if self.takes_skip:
+            x = self.merge(torch.cat([x, *skip], dim=-1))
         vectors = self.modulation(F.silu(condition)).chunk(6, dim=-1)
         attention, feed_forward = Modulation(*vectors[:3]), Modulation(*vectors[3:])
         x = self._branch(x, self.attn, attention)
@@ -85,11 +96,6 @@ class Head(nn.Module):
         return grid.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
 
 
-def output_channels(model: ModelConfig) -> int:
-    """C, or 2 C where the network also holds the channels of a learnt variance."""
-    return model.in_channels * (2 if model.learn_sigma else 1)
-
-
 def sincos_positions(dim: int, side: int) -> Tensor:
     """Fixed two-dimensional sine-cosine positions, (side * side, dim) float64, row-major tokens.
 
@@ -107,15 +113,28 @@ def sincos_positions(dim: int, side: int) -> Tensor:
 
 def dit_builders(model: ModelConfig, backends: Backends) -> dict[str, Builder]:
     """The layers of a DiT in order: embed, blocks.0 ... blocks.{n-1}, head."""
-    builders: dict[str, Builder] = {"embed": lambda: Embed(model)}
-    builders |= {f"blocks.{index}": lambda: Block(model, backends) for index in range(model.num_layers)}
-    return builders | {"head": lambda: Head(model, backends)}
+    skips = dit_skips(model)
+
+    def block(name: str) -> Builder:
+        return lambda: Block(model, backends, takes_skip=name in skips)
+
+    blocks = [f"blocks.{index}" for index in range(model.num_layers)]
+    return {"embed": lambda: Embed(model), **{name: block(name) for name in blocks}, "head": lambda: Head(model, backends)}
 
 
-def dit_initial_value(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+def dit_skips(model: ModelConfig) -> dict[str, str]:
+    """The blocks that take a long skip, and where each comes from: block i from block n - 1 - i."""
+    last = model.num_layers - 1
+    if not model.long_skips:
+        return {}
+    return {f"blocks.{last - index}": f"blocks.{index}" for index in range(model.num_layers // 2)}
+
+
+def dit_initial_value(model: ModelConfig, name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
     """The initial value of a parameter, float32 on the CPU (adaLN-zero: modulations and the output start at zero).
 
     Args:
+        model: the network.
         name: global parameter name.
         shape: its full, unsharded shape.
         generator: the source of random numbers for this parameter alone.
