@@ -13,7 +13,7 @@ from torch import Tensor
 from megadiff.checkpoint.conventions import CONVENTIONS, ConventionName
 from megadiff.checkpoint.folders import find_checkpoint
 from megadiff.checkpoint.index import DTYPES
-from megadiff.checkpoint.names import Convention, NameRow, Shapes, parameter_shapes
+from megadiff.checkpoint.names import Convention, NameRow, Shapes, parameter_shapes, row_shape
 from megadiff.checkpoint.new_folder import new_folder
 from megadiff.checkpoint.reader import CheckpointReader
 from megadiff.checkpoint.writer import save_tensors, sync_file
@@ -127,10 +127,7 @@ class _Export:
         save_tensors({row.theirs: self._tensor(row) for row in rows}, path, self._metadata())
 
     def _num_bytes(self, row: NameRow) -> int:
-        model = self.config.model
-        tokens = (model.input_size // model.patch_size) ** 2
-        numel = sum(math.prod(self.shapes[name]) for name in row.ours) if row.ours else tokens * model.hidden_size
-        return numel * self.dtype.itemsize
+        return math.prod(row_shape(row, self.shapes, self.config.model)) * self.dtype.itemsize
 
     def _tensor(self, row: NameRow) -> Tensor:
         """The tensor of a row in the dtype asked for."""

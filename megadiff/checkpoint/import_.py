@@ -13,7 +13,7 @@ from megadiff.checkpoint.conventions import CONVENTIONS, ConventionName
 from megadiff.checkpoint.export import DEFAULT_MAX_SHARD_BYTES, plan_shards, position_table
 from megadiff.checkpoint.folders import CHECKPOINTS, checkpoint_folder
 from megadiff.checkpoint.index import Counters, RankManifest, build_index
-from megadiff.checkpoint.names import Convention, NameRow, Origin, Shapes, parameter_shapes
+from megadiff.checkpoint.names import Convention, NameRow, Origin, Shapes, parameter_shapes, row_shape
 from megadiff.checkpoint.new_folder import new_folder
 from megadiff.checkpoint.reader import check_shapes
 from megadiff.checkpoint.weight_files import WeightFiles
@@ -21,9 +21,12 @@ from megadiff.checkpoint.writer import begin_save, publish, sync_file, whole_pie
 from megadiff.config.load import config_from_dict, config_to_dict, to_yaml
 from megadiff.config.schema import Config, DataConfig, DiffusionConfig, ModelConfig
 from megadiff.errors import CheckpointError, ConfigError
+from megadiff.models.sizes import text_size
 
-# What published DiT weights were trained with; used where the weights do not say (arXiv 2212.09748).
+# What published weights were trained with; used where the weights do not say: DDPM and DiT (arXiv 2006.11239,
+# 2212.09748), and latent diffusion with a text (arXiv 2112.10752).
 _PUBLISHED_DIFFUSION = DiffusionConfig(schedule="linear", prediction="eps", num_train_timesteps=1000)
+_PUBLISHED_TEXT_DIFFUSION = DiffusionConfig(schedule="scaled_linear", prediction="eps", num_train_timesteps=1000)
 # Settings of a network that its weights do not depend on.
 _FREE_MODEL_FIELDS = {"preset", "dropout", "attention_dropout"}
 _COUNTERS = ("step", "samples", "ema_updates", "optimizer_steps", "skipped_steps")
@@ -67,7 +70,8 @@ def import_weights(source: Path, target: Path, settings: ImportSettings) -> Conf
     config = _config(convention, files, settings)
     shapes = parameter_shapes(config.model)
     rows = convention.rows(config.model)
-    check_shapes(files.shapes, _their_shapes(rows, shapes, config.model), f"{source} ({convention.title})")
+    theirs = {row.theirs: row_shape(row, shapes, config.model) for row in rows}
+    check_shapes(files.shapes, theirs, f"{source} ({convention.title})")
     weights = _Import(files, rows, shapes)
     weights.check_duplicates()
     _check_positions(files, rows, config.model)
@@ -96,7 +100,7 @@ def _config(convention: Convention, files: WeightFiles, settings: ImportSettings
             _compare_networks(files.path, given.model, model)
             return given
         # The id data set needs nothing on disk and fits any network; the weights say nothing of their data.
-        config = Config(model=model, diffusion=_diffusion(files.metadata), data=DataConfig(name="ids"))
+        config = Config(model=model, diffusion=_diffusion(model, files.metadata), data=DataConfig(name="ids"))
         return config_from_dict(config_to_dict(config))
     except ValidationError as error:
         first = error.errors()[0]
@@ -115,22 +119,10 @@ def _compare_networks(path: Path, given: ModelConfig, found: ModelConfig) -> Non
             )
 
 
-def _diffusion(metadata: Mapping[str, str]) -> DiffusionConfig:
-    if "diffusion" not in metadata:
-        return _PUBLISHED_DIFFUSION
-    return DiffusionConfig.model_validate_json(metadata["diffusion"])
-
-
-def _their_shapes(rows: list[NameRow], shapes: Shapes, model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    result: dict[str, tuple[int, ...]] = {}
-    for row in rows:
-        if not row.ours:
-            tokens = (model.input_size // model.patch_size) ** 2
-            result[row.theirs] = (1, tokens, model.hidden_size)
-        else:
-            parts = [shapes[name] for name in row.ours]
-            result[row.theirs] = (sum(part[0] for part in parts), *parts[0][1:])
-    return result
+def _diffusion(model: ModelConfig, metadata: Mapping[str, str]) -> DiffusionConfig:
+    if "diffusion" in metadata:
+        return DiffusionConfig.model_validate_json(metadata["diffusion"])
+    return _PUBLISHED_TEXT_DIFFUSION if text_size(model) else _PUBLISHED_DIFFUSION
 
 
 def _check_positions(files: WeightFiles, rows: list[NameRow], model: ModelConfig) -> None:

@@ -6,8 +6,7 @@ from typing import Any
 
 from megadiff.config.schema import ModelConfig
 from megadiff.errors import CheckpointError
-from megadiff.models import chain_builders
-from megadiff.models.chain import Chain
+from megadiff.models import meta_chain
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -81,8 +80,15 @@ class Convention:
 
 def parameter_shapes(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Global shape of every parameter of a network, in the order of the chain; allocates nothing."""
-    chain = Chain(chain_builders(model))
-    return {name: tuple(parameter.shape) for name, parameter in chain.named_parameters()}
+    return {name: tuple(parameter.shape) for name, parameter in meta_chain(model).named_parameters()}
+
+
+def row_shape(row: NameRow, shapes: Shapes, model: ModelConfig) -> tuple[int, ...]:
+    """Shape of a tensor of the other side, from the shapes of our parameters; (1, N, D) of a position table."""
+    if not row.ours:
+        return (1, (model.input_size // model.patch_size) ** 2, model.hidden_size)
+    parts = [shapes[name] for name in row.ours]
+    return (sum(part[0] for part in parts), *parts[0][1:])
 
 
 def with_affine(ours: str, theirs: str) -> list[NameRow]:

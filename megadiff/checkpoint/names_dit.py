@@ -41,9 +41,22 @@ def _rows(model: ModelConfig) -> list[NameRow]:
     ]
 
 
-def _objection(model: ModelConfig) -> str | None:
+def no_dit_counterpart(model: ModelConfig) -> str | None:
+    """The first setting of a network that no published DiT code knows, as a sentence, or None."""
     if model.qk_norm:
         return "model.qk_norm = true has no counterpart there"
+    if model.long_skips:
+        return "model.long_skips = true has no counterpart there"
+    if model.attention_tile_size:
+        return f"model.attention_tile_size = {model.attention_tile_size}, but attention there reaches the whole picture"
+    return None
+
+
+def _objection(model: ModelConfig) -> str | None:
+    if model.name != "dit":
+        return f"model.name = {model.name}, but facebookresearch/DiT holds only DiTs"
+    if (reason := no_dit_counterpart(model)) is not None:
+        return reason
     if model.time_freq_shift != 0:
         return f"model.time_freq_shift = {model.time_freq_shift}, but facebookresearch/DiT always uses 0"
     return None

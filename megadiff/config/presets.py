@@ -127,7 +127,7 @@ MODEL_PRESETS: dict[str, dict[str, Any]] = {
     "dit-tiny-test": _pixel_dit(8, 2, 32, 4, 4),
     "dit-small-cpu": _pixel_dit(16, 2, 128, 6, 4),
     "dit-medium-cpu": _pixel_dit(32, 2, 256, 8, 8),
-    "udit-tiny": {**_pixel_dit(8, 2, 32, 5, 4), "long_skips": True},
+    "udit-tiny": {**_pixel_dit(8, 2, 32, 7, 4), "long_skips": True},
     **_UNETS,
 }
 

@@ -52,6 +52,22 @@ class Transfer(NamedTuple):
     group_size: int
 
 
+class Ledger:
+    """What a dry run would hand to collectives of a group, by their kind.
+
+    Attributes:
+        payload: bytes, see `Traffic.payload`.
+    """
+
+    def __init__(self, group_size: int) -> None:
+        self.group_size = group_size
+        self.payload: Counter[Transfer] = Counter()
+
+    def note(self, kind: str, payload: Tensor) -> None:
+        """Adds one collective."""
+        self.payload[Transfer(kind, self.group_size)] += payload.numel() * payload.element_size()
+
+
 class Traffic:
     """What was counted.
 

@@ -32,13 +32,13 @@ def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
         ConfigError, PlanError: the settings do not fit the network or this machine.
     """
     check_device(config, process)
-    grid = make_grid(layout.pipeline, layout.data, layout.tensor)
+    grid = make_grid(layout.pipeline, layout.data, layout.tensor, layout.folded)
     dtype = torch.float64 if config.train.precision == "fp64" else torch.float32
     stage = build_stage(config, grid, process.device, dtype)
     objective = make_objective(config)
     optimizer = make_optimizer(config.optimizer, stage.chain, config.train.kernels)
     loss = PipelineLoss(objective)
-    model: nn.Module = stage.chain if layout.pipeline == 1 else pipeline_module(stage.chain, grid, loss)
+    model: nn.Module = stage.chain if layout.pipeline == 1 else pipeline_module(stage.modules, grid, loss)
     with quiet_stdout():
         wrapped, *_ = deepspeed.initialize(
             model=model,

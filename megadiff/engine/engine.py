@@ -68,7 +68,7 @@ class Engine:
         device: torch.device,
     ) -> None:
         self.config, self.layout, self.grid, self.device = config, layout, grid, device
-        self.chain, self.deepspeed = stage.chain, deepspeed_engine
+        self.stage, self.chain, self.deepspeed = stage, stage.chain, deepspeed_engine
         self.objective, self.runner, self.shards = objective, runner, shards
         self.ema = Ema(config.ema, shards) if config.ema.enabled else None
         self.clipped_norm: Tensor | None = None
@@ -89,7 +89,8 @@ class Engine:
         """
         rate = learning_rate(self.steps, self.config.train.steps, self.config.optimizer)
         set_learning_rate(self.shards.optimizer, rate)
-        self.chain.dropout_seeds = self._dropout_seeds()
+        for chain in self.stage.chains():
+            chain.dropout_seeds = self._dropout_seeds()
         prepared = [self._prepare(batch.to(self.device)) for batch in micro_batches]
         total = self._global_elements(prepared)
         loss_scale = self.layout.accumulation * self.layout.data / total
@@ -109,10 +110,9 @@ class Engine:
         """The network's output without gradients; collective over the ranks of this copy of the network.
 
         Args:
-            x_t: (B, C, H, W). t: (B,) int64 timesteps. labels: (B,) int64, `num_classes` for no condition.
+            x_t: (B, C, H, W). t: (B,) int64 timesteps. labels: conditions, see `megadiff.diffusion.condition`.
         """
-        network = self.deepspeed.module if self.grid.pipe.degree == 1 else self.chain
-        return predict(network, self.grid, output_channels(self.config.model), x_t, t, labels)
+        return predict(self.stage, self.grid, output_channels(self.config.model), x_t, t, labels)
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:

@@ -45,13 +45,13 @@ class Network:
         """
         layout = resolve_layout(config, process.world_size)
         self.config, self.device = config, process.device
-        self.grid: Grid = make_grid(layout.pipeline, layout.data, layout.tensor)
+        self.grid: Grid = make_grid(layout.pipeline, layout.data, layout.tensor, layout.folded)
         self._stage: Stage = build_stage(config, self.grid, process.device, torch.float32)
         together(lambda: _load(self._stage, config, checkpoint, "ema" if weights == "ema" else "model"))
 
     def predict(self, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """See `Engine.predict`."""
-        return predict(self._stage.chain, self.grid, output_channels(self.config.model), x_t, t, labels)
+        return predict(self._stage, self.grid, output_channels(self.config.model), x_t, t, labels)
 
     def generate(self, request: ImageRequest) -> Tensor:
         """(N, C, H, W) images on every rank; a collective call."""

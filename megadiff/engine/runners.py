@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from megadiff.diffusion.objective import DiffusionObjective, TrainingInputs
-from megadiff.parallel.pipeline import walk_backward_once
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +73,10 @@ class PipelineLoss:
 
 
 class PipelineRunner:
-    """This rank holds one stage; DeepSpeed's 1F1B schedule moves states between stages."""
+    """This rank holds stages; DeepSpeed's schedule (1F1B or DualPipeV) moves states between them."""
 
     def __init__(self, engine: deepspeed.PipelineEngine, loss: PipelineLoss, device: torch.device) -> None:
         self.engine, self.loss, self.device = engine, loss, device
-        walk_backward_once(engine)
 
     def run(self, micro_batches: Sequence[MicroBatch], loss_scale: Tensor) -> Tensor:
         self.loss.scale, self.loss.sums = loss_scale, []

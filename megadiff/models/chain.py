@@ -45,6 +45,7 @@ class Chain(nn.Module):
 
     Attributes:
         layer_names: the names that are built here, in order.
+        start: the first layer of the whole network.
         incoming: the layers whose skips stand at the end of the state that enters, in the order of the chain.
         dropout_seeds: one integer a forward pass, set by whoever runs a network that has dropout. Each layer then
             seeds its masks from that integer and its own global position, so that a pipeline stage or a recomputation
@@ -67,6 +68,7 @@ class Chain(nn.Module):
         self.dropout_seeds: Iterator[int] | None = None
         self.recompute: Recompute = "none"
         self.recompute_every = 1
+        self.start = next(iter(builders))
         self.incoming = self._crossing_skips()
         for name in self.layer_names:
             self._attach(name, builders[name]())
@@ -78,22 +80,17 @@ class Chain(nn.Module):
             names: consecutive layers.
             skips_stay: a skip enters the part only if it is taken there; others do not pass through it.
         """
-        part = Chain({name: functools.partial(self.layer, name) for name in self.layer_names}, names, self.skips)
-        part.positions = self.positions
+        part = Chain({name: functools.partial(self.layer, name) for name in self.positions}, names, self.skips)
         part.set_recompute(self.recompute, self.recompute_every)
         own = {part.skips[name] for name in part.layer_names if name in part.skips}
-        part.incoming = tuple(
-            name for name in part._crossing_skips() if name in own or not skips_stay
-        )
+        part.incoming = tuple(name for name in part._crossing_skips() if name in own or not skips_stay)
         return part
 
     def _crossing_skips(self) -> tuple[str, ...]:
         """Layers before the first one here whose skip is taken here or later."""
         first = self.positions[self.layer_names[0]] if self.layer_names else 0
         sources = [
-            source
-            for taker, source in self.skips.items()
-            if self.positions[source] < first <= self.positions[taker]
+            source for taker, source in self.skips.items() if self.positions[source] < first <= self.positions[taker]
         ]
         return tuple(sorted(sources, key=lambda name: self.positions[name]))
 

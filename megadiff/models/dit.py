@@ -119,7 +119,11 @@ def dit_builders(model: ModelConfig, backends: Backends) -> dict[str, Builder]:
         return lambda: Block(model, backends, takes_skip=name in skips)
 
     blocks = [f"blocks.{index}" for index in range(model.num_layers)]
-    return {"embed": lambda: Embed(model), **{name: block(name) for name in blocks}, "head": lambda: Head(model, backends)}
+    return {
+        "embed": lambda: Embed(model),
+        **{name: block(name) for name in blocks},
+        "head": lambda: Head(model, backends),
+    }
 
 
 def dit_skips(model: ModelConfig) -> dict[str, str]:

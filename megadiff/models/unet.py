@@ -1,10 +1,12 @@
 """UNet: ResNet blocks and attention on a pyramid of resolutions, with long skips from the way down to the way up.
 
 DDPM (Ho et al. 2020), ADM (Dhariwal & Nichol 2021), latent diffusion (Rombach et al. 2022), SDXL (Podell et al. 2023).
-State between layers: (x (B, C, H, W) channels-last, condition (B, D)), with a text (B, M, E) after them where the network
-reads one; inside a transformer (tokens (B, H W, C), condition, text, x before it). Input: (x_t (B, C, H, W), t (B,) int64,
-labels), labels as in `megadiff.diffusion.condition`. Output: (B, C or 2 C, H, W).
+State between layers: (x (B, C, H, W) channels-last, condition (B, D)), with a text (B, M, E) after them where the
+network reads one; inside a transformer (tokens (B, H W, C), condition, text, x before it). Input: (x_t (B, C, H, W),
+t (B,) int64, labels), labels as in `megadiff.diffusion.condition`. Output: (B, C or 2 C, H, W).
 """
+
+import functools
 
 import torch
 import torch.nn.functional as F
@@ -230,7 +232,7 @@ def to_map(tokens: Tensor, shape: torch.Size) -> Tensor:
 
 def unet_builders(model: ModelConfig, backends: Backends) -> dict[str, Builder]:
     """The layers of a UNet in the order of `unet_table`."""
-    return {layer.name: lambda layer=layer: _build(layer, model, backends) for layer in unet_table(model)}
+    return {layer.name: functools.partial(_build, layer, model, backends) for layer in unet_table(model)}
 
 
 def _build(layer: UNetLayer, model: ModelConfig, backends: Backends) -> nn.Module:

@@ -1,7 +1,8 @@
 """The layers of a UNet as a table: names, widths and sizes, from which network, costs and name maps are read.
 
-A layer is called `path.level.index.part`: path is down, mid or up, level counts from the finest resolution, and the parts
-of a unit are `resnet`, then `attn`, or `enter`, `blocks.K` and `leave` of a transformer. A level ends in `path.level.sample`.
+A layer is called `path.level.index.part`: path is down, mid or up, level counts from the finest resolution, and the
+parts of a unit are `resnet`, then `attn`, or `enter`, `blocks.K` and `leave` of a transformer. A level ends in
+`path.level.sample`.
 """
 
 from collections.abc import Iterator
@@ -63,9 +64,9 @@ def _layers(model: ModelConfig) -> Iterator[UNetLayer]:
     skips.append(layer)
     for level, width in enumerate(widths):
         for index in range(model.layers_per_block):
-            for layer in _unit(model, f"down.{level}.{index}", level, layer.out_channels, width):
-                yield layer
-            skips.append(layer)
+            unit = list(_unit(model, f"down.{level}.{index}", level, layer.out_channels, width))
+            yield from unit
+            skips.append(layer := unit[-1])
         if level + 1 < len(widths):
             yield (layer := UNetLayer(f"down.{level}.sample", "down", width, width, size >> level))
             skips.append(layer)

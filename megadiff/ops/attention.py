@@ -3,6 +3,7 @@
 import contextlib
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -35,6 +36,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, dropout: float, backend: AttentionBa
     """
     if backend == "flash_attn":
         return _flash_attn(q, k, v, dropout)
+    if q.is_meta and backend != "math":
+        # Left to itself torch takes the math path on the meta device, and keeps N x N weights that no device keeps.
+        mixed: Tensor = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, dropout)[0]
+        return mixed
     with _forced(backend):
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
 

@@ -17,7 +17,8 @@ Kernels = Literal["auto", "required", "off"]
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 _FOLDER = Path(__file__).parent.parent
-_LIBRARIES = {"cpu": "_kernels_cpu.abi3.so", "cuda": "_kernels_cuda.abi3.so"}
+# On the meta device the kernels of the CPU say which shapes they make and what they keep.
+_LIBRARIES = {"cpu": "_kernels_cpu.abi3.so", "meta": "_kernels_cpu.abi3.so", "cuda": "_kernels_cuda.abi3.so"}
 _TensorOrNone = TypeVar("_TensorOrNone", Tensor, Tensor | None)
 _log = logging.getLogger(__name__)
 

@@ -21,14 +21,20 @@ Operation = Callable[[Tensor], Tensor]
 def all_reduce(x: Tensor, axis: Axis) -> Tensor:
     """The sum of x over the axis, as a new tensor."""
     total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total, group=axis.group)
+    if axis.ledger is not None:
+        axis.ledger.note("all_reduce", total)
+    else:
+        dist.all_reduce(total, group=axis.group)
     return total
 
 
 def all_gather(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """The parts of all ranks joined along `dim`, in rank order."""
     parts = x.new_empty(axis.degree * x.shape[0], *x.shape[1:])
-    dist.all_gather_into_tensor(parts, x.contiguous(), group=axis.group)
+    if axis.ledger is not None:
+        axis.ledger.note("all_gather", parts)
+    else:
+        dist.all_gather_into_tensor(parts, x.contiguous(), group=axis.group)
     return torch.cat(parts.chunk(axis.degree), dim=dim)
 
 
@@ -36,7 +42,11 @@ def reduce_scatter(x: Tensor, axis: Axis, dim: int) -> Tensor:
     """This rank's part along `dim` of the sum of x over the axis."""
     parts = x.chunk(axis.degree, dim=dim)
     own = torch.empty_like(parts[0], memory_format=torch.contiguous_format)
-    dist.reduce_scatter_tensor(own, torch.cat(parts), group=axis.group)
+    whole = torch.cat(parts)
+    if axis.ledger is not None:
+        axis.ledger.note("reduce_scatter", whole)
+    else:
+        dist.reduce_scatter_tensor(own, whole, group=axis.group)
     return own
 
 
@@ -98,14 +108,15 @@ def join_tokens(x: Tensor, axis: Axis) -> Tensor:
     return _pair(x, partial(all_gather, axis=axis, dim=TOKEN_DIM), partial(own_part, axis=axis, dim=TOKEN_DIM))
 
 
-def join_columns(x: Tensor, axis: Axis, partial_gradient: bool) -> Tensor:
-    """Joins output columns along the last dim.
+def join_columns(x: Tensor, axis: Axis, dim: int, partial_gradient: bool) -> Tensor:
+    """Joins output columns.
 
     Args:
         x: this rank's columns.
         axis: the tensor axis.
+        dim: where the columns are.
         partial_gradient: True where the ranks go on with different tokens, so that their gradients are to be summed;
             False where they all compute the same.
     """
     on_gradient = reduce_scatter if partial_gradient else own_part
-    return _pair(x, partial(all_gather, axis=axis, dim=-1), partial(on_gradient, axis=axis, dim=-1))
+    return _pair(x, partial(all_gather, axis=axis, dim=dim), partial(on_gradient, axis=axis, dim=dim))

@@ -1,83 +1,93 @@
 """The network's forward pass without gradients on any layout, for sampling and evaluation."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from megadiff.dist.grid import Axis, Grid
-from megadiff.models.chain import State
+from megadiff.parallel.boundary import Boundary
+from megadiff.parallel.stage import Stage, StageModule
 
-_META_SIZE = 64
+Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @torch.no_grad()
-def predict(chain: nn.Module, grid: Grid, out_channels: int, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+def predict(stage: Stage, grid: Grid, out_channels: int, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
     """What the network says of x_t, equal on every rank that holds a part of this copy of it.
 
     All ranks of a pipeline and tensor group call it with equal inputs. On a pipeline the batch goes through in as many
     chunks as there are stages, so that the stages work at the same time.
 
     Args:
-        chain: the whole network, or this rank's stage of it.
+        stage: what this rank holds of the network.
         grid: the layout.
         out_channels: channels of the network's output.
-        x_t: (B, C, H, W). t: (B,) int64. labels: (B,) int64.
+        x_t: (B, C, H, W). t: (B,) int64. labels: (B,) int64, or (B, F) of a text.
 
     Returns:
         (B, out_channels, H, W) in x_t's dtype.
     """
-    was_training = chain.training
-    chain.eval()
+    was_training = stage.chain.training
+    _set_training(stage, False)
     if grid.pipe.degree == 1:
-        output = chain((x_t, t, labels)).to(x_t.dtype)
+        output = stage.chain((x_t, t, labels)).to(x_t.dtype)
     else:
-        output = _through_stages(chain, grid, out_channels, x_t, t, labels)
-    chain.train(was_training)
+        output = _through_stages(stage, grid, out_channels, (x_t, t, labels))
+    _set_training(stage, was_training)
     return output
 
 
-def _through_stages(chain: nn.Module, grid: Grid, channels: int, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-    chunks = min(grid.pipe.degree, len(x_t))
-    inputs = list(zip(x_t.chunk(chunks), t.chunk(chunks), labels.chunk(chunks), strict=True))
-    outputs = [_stage_chunk(chain, grid, chunk) for chunk in inputs]
+def _set_training(stage: Stage, mode: bool) -> None:
+    for module in (stage.chain, *stage.modules):
+        module.train(mode)
+
+
+def _through_stages(stage: Stage, grid: Grid, channels: int, inputs: Inputs) -> Tensor:
+    x_t = inputs[0]
+    count = min(len(stage.modules) * grid.pipe.degree, len(x_t))
+    chunks: list[Inputs] = list(zip(*(tensor.chunk(count) for tensor in inputs), strict=True))
+    dtype = next(stage.chain.parameters()).dtype
+    outputs: Sequence[Tensor | None] = [None] * len(chunks)
+    for module, is_second_half in zip(stage.modules, (False, True), strict=False):
+        hops = _Hops(grid.pipe, is_second_half, turns_around=grid.is_folded)
+        outputs = [_run(module, hops, chunk, output, dtype) for chunk, output in zip(chunks, outputs, strict=True)]
     result = x_t.new_empty(len(x_t), channels, *x_t.shape[2:])
     if grid.is_last_stage:
-        result.copy_(torch.cat([output for output in outputs if isinstance(output, Tensor)]))
-    dist.broadcast(result, src=grid.pipe.ranks[-1], group=grid.pipe.group)
+        result.copy_(torch.cat([output for output in outputs if output is not None]))
+    dist.broadcast(result, src=grid.last_stage_rank, group=grid.pipe.group)
     return result
 
 
-def _stage_chunk(chain: nn.Module, grid: Grid, chunk: State) -> State:
-    state = chain(chunk if grid.is_first_stage else _receive(grid.pipe, chunk[0].device))
-    if not grid.is_last_stage:
-        _send(state, grid.pipe)
-    return state
+class _Hops:
+    """From which rank a stage's input comes and to which its output goes; None where it stays on this rank."""
+
+    def __init__(self, pipe: Axis, is_second_half: bool, turns_around: bool) -> None:
+        step = -1 if is_second_half else 1
+        last = 0 if is_second_half else pipe.degree - 1
+        self.pipe = pipe
+        self.is_first = pipe.index == 0 and not is_second_half
+        at_turn = pipe.index == pipe.degree - 1
+        self.source = None if self.is_first or (is_second_half and at_turn) else pipe.ranks[pipe.index - step]
+        ends = pipe.index == last
+        self.target = None if ends else pipe.ranks[pipe.index + step]
+        assert turns_around or not is_second_half, "a second half of an open pipeline"
+
+    def receive(self, batch: int, boundary: Boundary, like: Tensor, dtype: torch.dtype) -> Tensor:
+        packed = torch.empty(batch, boundary.numel, dtype=dtype, device=like.device)
+        dist.recv(packed, src=self.source, group=self.pipe.group)
+        return packed
 
 
-_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
-
-
-def _send(state: State, pipe: Axis) -> None:
-    """Sends a state to the next stage, its shapes first."""
-    tensors = (state,) if isinstance(state, Tensor) else state
-    meta = [len(tensors)]
-    for tensor in tensors:
-        meta += [_DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
-    padded = torch.tensor(meta + [0] * (_META_SIZE - len(meta)), device=tensors[0].device)
-    for tensor in (padded, *tensors):
-        dist.send(tensor.contiguous(), dst=pipe.ranks[pipe.index + 1], group=pipe.group)
-
-
-def _receive(pipe: Axis, device: torch.device) -> tuple[Tensor, ...]:
-    source = pipe.ranks[pipe.index - 1]
-    meta = torch.empty(_META_SIZE, dtype=torch.int64, device=device)
-    dist.recv(meta, src=source, group=pipe.group)
-    count, *rest = meta.tolist()
-    tensors = []
-    for _ in range(count):
-        dtype, dims = rest[0], rest[1]
-        tensors.append(torch.empty(rest[2 : 2 + dims], dtype=_DTYPES[dtype], device=device))
-        rest = rest[2 + dims :]
-    for tensor in tensors:
-        dist.recv(tensor, src=source, group=pipe.group)
-    return tuple(tensors)
+def _run(module: StageModule, hops: _Hops, chunk: Inputs, held: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Runs one chunk through a stage; gives what stays on this rank."""
+    state: Tensor | Inputs | None = chunk if hops.is_first else held
+    if hops.source is not None:
+        assert module.entering is not None, "a stage that receives"
+        state = hops.receive(len(chunk[0]), module.entering, chunk[0], dtype)
+    output: Tensor = module(state)
+    if hops.target is None:
+        return output
+    dist.send(output, dst=hops.target, group=hops.pipe.group)
+    return None

@@ -6,10 +6,8 @@ In a pattern `*` stands for one name between dots and `[abc]` for one letter.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from megadiff.dist.grid import Axis
@@ -17,8 +15,7 @@ from megadiff.errors import PlanError
 from megadiff.models.chain import Chain
 from megadiff.models.layers import Dropout
 from megadiff.parallel import collectives
-
-Style = Literal["column", "row", "joined_column"]
+from megadiff.parallel.sharded_layers import RowLinear, Style, make_shard, sharded_parameters
 
 
 @dataclass(frozen=True)
@@ -26,24 +23,31 @@ class Plan:
     """How tensor parallelism shards a network.
 
     Attributes:
-        styles: linear modules. `column` shards the output features and leaves them sharded; `row` shards the input
-            features and sums the outputs; `joined_column` shards the output features and joins them again.
-        regions: modules whose input enters a tensor-parallel region and whose output a `row` module sums.
+        styles: linear modules and convolutions, whose features are their channels. `column` shards the output features
+            and leaves them sharded; `row` shards the input features and sums the outputs; `joined_column` shards the
+            output features and joins them again. `groups` shards a GroupNorm by whole groups.
+        regions: modules whose first input, tokens, enters a tensor-parallel region and whose output a `row` module
+            sums. Their further inputs are the same on every rank and are copied into the region.
+        entries: modules whose input is the same on every rank, sequence parallel or not, and is copied into a region.
         replicated: parameters that every rank holds and whose gradient is complete on every rank.
         partial: parameters that every rank holds although each sees only its heads, so that gradients are summed.
+        token_partial: replicated parameters that see only this rank's tokens under sequence parallelism.
         sharded_dropout: dropouts whose input differs between tensor ranks.
         token_dropout: dropouts whose input differs between tensor ranks under sequence parallelism only.
-        first_sharded, first_joined: layers between which tokens are sharded under sequence parallelism.
+        first_sharded, first_joined: the layers before which tokens are sharded, and those before which they are joined
+            again, under sequence parallelism; none of them where a network cannot have it.
     """
 
     styles: Mapping[str, Style]
     regions: tuple[str, ...]
     replicated: tuple[str, ...]
+    entries: tuple[str, ...] = ()
     partial: tuple[str, ...] = ()
+    token_partial: tuple[str, ...] = ()
     sharded_dropout: tuple[str, ...] = ()
     token_dropout: tuple[str, ...] = ()
-    first_sharded: str = ""
-    first_joined: str = ""
+    first_sharded: tuple[str, ...] = ()
+    first_joined: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,33 +92,6 @@ class Sharding:
         return self.slices[name].cut(full) if name in self.slices else full
 
 
-class RowLinear(nn.Module):
-    """A linear layer of which each rank holds some input features; partial outputs are summed, then the bias added."""
-
-    def __init__(self, in_features: int, out_features: int, has_bias: bool, axis: Axis, sequence: bool) -> None:
-        super().__init__()
-        self.axis, self.sequence = axis, sequence
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
-        self.bias = nn.Parameter(torch.empty(out_features)) if has_bias else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        leave = collectives.reduce_scatter_tokens if self.sequence else collectives.reduce_from_region
-        total = leave(F.linear(x, self.weight), self.axis)
-        return total if self.bias is None else total + self.bias
-
-
-class JoinedColumnLinear(nn.Linear):
-    """A linear layer of which each rank computes some output features, and every rank gets all of them."""
-
-    def __init__(self, in_features: int, out_features: int, has_bias: bool, axis: Axis, sequence: bool) -> None:
-        super().__init__(in_features, out_features, has_bias)
-        self.axis, self.sequence = axis, sequence
-
-    def forward(self, x: Tensor) -> Tensor:
-        columns = super().forward(collectives.copy_to_region(x, self.axis))
-        return collectives.join_columns(columns, self.axis, partial_gradient=self.sequence)
-
-
 def matches(pattern: str, name: str) -> bool:
     """True if the whole name fits the pattern."""
     return re.fullmatch(pattern.replace(".", r"\.").replace("*", r"[^.]+"), name) is not None
@@ -128,8 +105,16 @@ def check_plan(plan: Plan, network: Chain) -> None:
     """
     modules = [name for name, _ in network.named_modules()]
     parameters = [name for name, _ in network.named_parameters()]
-    module_patterns = (*plan.styles, *plan.regions, *plan.sharded_dropout, *plan.token_dropout)
-    parameter_patterns = (*plan.replicated, *plan.partial)
+    module_patterns = (
+        *plan.styles,
+        *plan.regions,
+        *plan.entries,
+        *plan.sharded_dropout,
+        *plan.token_dropout,
+        *plan.first_sharded,
+        *plan.first_joined,
+    )
+    parameter_patterns = (*plan.replicated, *plan.partial, *plan.token_partial)
     idle = [p for p in module_patterns if not any(matches(p, name) for name in modules)]
     idle += [p for p in parameter_patterns if not any(matches(p, name) for name in parameters)]
     if idle:
@@ -151,15 +136,17 @@ def apply_plan(chain: Chain, plan: Plan, axis: Axis, sequence_parallel: bool) ->
         sequence_parallel: shards tokens between the plan's `first_sharded` and `first_joined` layers.
 
     Raises:
-        PlanError: a sharded dim does not divide by the axis's degree.
+        PlanError: a sharded dim does not divide by the axis's degree, or there are no tokens to shard.
     """
     sharding = Sharding()
+    if sequence_parallel and not plan.first_sharded:
+        raise PlanError("sequence_parallel = true needs transformer blocks, and this network has none; set it to false")
     if axis.degree == 1:
         return sharding
     for name, module in list(chain.named_modules()):
         style = next((plan.styles[p] for p in plan.styles if matches(p, name)), None)
         if style is not None:
-            _shard_linear(chain, name, module, style, axis, sequence_parallel, sharding)
+            _shard(chain, name, module, style, axis, sequence_parallel, sharding)
     _enter_regions(chain, plan, axis, sequence_parallel)
     sharding.partial = _partial_parameters(chain, plan, sequence_parallel)
     _part_dropout_streams(chain, plan, axis, sequence_parallel)
@@ -168,29 +155,16 @@ def apply_plan(chain: Chain, plan: Plan, axis: Axis, sequence_parallel: bool) ->
     return sharding
 
 
-def _shard_linear(
+def _shard(
     chain: Chain, name: str, module: nn.Module, style: Style, axis: Axis, sequence: bool, sharding: Sharding
 ) -> None:
-    if not isinstance(module, nn.Linear):
-        raise PlanError(f"{name} is a {type(module).__name__}; the style {style} shards linear layers")
-    dim = 1 if style == "row" else 0
-    size = module.weight.shape[dim]
-    if size % axis.degree:
-        raise PlanError(f"tensor_model_parallel_size = {axis.degree} does not divide {name}'s {size} features")
-    inputs, outputs, has_bias = module.in_features, module.out_features, module.bias is not None
-    with torch.device(module.weight.device):
-        if style == "row":
-            shard: nn.Module = RowLinear(inputs // axis.degree, outputs, has_bias, axis, sequence)
-        elif style == "column":
-            shard = nn.Linear(inputs, outputs // axis.degree, has_bias)
-        else:
-            shard = JoinedColumnLinear(inputs, outputs // axis.degree, has_bias, axis, sequence)
+    shard = make_shard(name, module, style, axis, sequence)
     owner, _, leaf = name.rpartition(".")
     setattr(chain.get_submodule(owner), leaf, shard)
-    sharded = ("weight",) if style == "row" or not has_bias else ("weight", "bias")
-    for part in sharded:
-        getattr(shard, part).tensor_model_parallel = True  # DeepSpeed's mark: not the same on every tensor rank
-        sharding.slices[f"{name}.{part}"] = Slice(getattr(module, part).shape, dim, axis.degree, axis.index)
+    for part, dim in sharded_parameters(module, style).items():
+        # DeepSpeed's mark: not the same on every tensor rank.
+        shard.get_parameter(part).tensor_model_parallel = True  # type: ignore[attr-defined]
+        sharding.slices[f"{name}.{part}"] = Slice(module.get_parameter(part).shape, dim, axis.degree, axis.index)
 
 
 def _named(chain: Chain, patterns: Iterable[str]) -> list[nn.Module]:
@@ -199,15 +173,22 @@ def _named(chain: Chain, patterns: Iterable[str]) -> list[nn.Module]:
 
 def _enter_regions(chain: Chain, plan: Plan, axis: Axis, sequence: bool) -> None:
     enter = collectives.gather_tokens if sequence else collectives.copy_to_region
+
+    def enter_region(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return enter(inputs[0], axis), *(collectives.copy_to_region(x, axis) for x in inputs[1:])
+
     for module in _named(chain, plan.regions):
-        module.register_forward_pre_hook(lambda _, inputs: (enter(inputs[0], axis), *inputs[1:]))
+        module.register_forward_pre_hook(enter_region)
+    for module in _named(chain, plan.entries):
+        module.register_forward_pre_hook(lambda _, inputs: (collectives.copy_to_region(inputs[0], axis),))
 
 
 def _partial_parameters(chain: Chain, plan: Plan, sequence: bool) -> set[str]:
-    """The plan's `partial` entries and, where tokens are sharded, the biases that are added to this rank's tokens."""
+    """The plan's `partial` entries and, where tokens are sharded, what is applied to this rank's tokens only."""
     biases = {f"{name}.bias" for name, module in chain.named_modules() if sequence and isinstance(module, RowLinear)}
     names = {name for name, _ in chain.named_parameters()}
-    return (names & biases) | {name for name in names if any(matches(p, name) for p in plan.partial)}
+    patterns = plan.partial + (plan.token_partial if sequence else ())
+    return (names & biases) | {name for name in names if any(matches(p, name) for p in patterns)}
 
 
 def sum_partial_gradients(chain: Chain, partial: set[str], axis: Axis) -> None:
@@ -230,12 +211,28 @@ def _part_dropout_streams(chain: Chain, plan: Plan, axis: Axis, sequence: bool) 
 
 
 def _shard_tokens(chain: Chain, plan: Plan, axis: Axis) -> None:
-    for name in chain.layer_names:
-        if name == plan.first_sharded:
-            chain.layer(name).register_forward_pre_hook(
-                lambda _, inputs: ((collectives.split_tokens(inputs[0][0], axis), *inputs[0][1:]),)
-            )
-        if name == plan.first_joined:
-            chain.layer(name).register_forward_pre_hook(
-                lambda _, inputs: ((collectives.join_tokens(inputs[0][0], axis), *inputs[0][1:]),)
-            )
+    for layer in _layers(chain, plan.first_sharded):
+        layer.register_forward_pre_hook(
+            lambda _, inputs: ((collectives.split_tokens(inputs[0][0], axis), *inputs[0][1:]),)
+        )
+    for layer in _layers(chain, plan.first_joined):
+        layer.register_forward_pre_hook(
+            lambda _, inputs: ((collectives.join_tokens(inputs[0][0], axis), *inputs[0][1:]),)
+        )
+
+
+def _layers(chain: Chain, patterns: Iterable[str]) -> list[nn.Module]:
+    return [chain.layer(name) for name in chain.layer_names if any(matches(p, name) for p in patterns)]
+
+
+def layers_on_shards(plan: Plan, names: Iterable[str]) -> set[str]:
+    """The layers that are given this rank's tokens only, under sequence parallelism; `names` are all in order."""
+    found, is_sharded = set(), False
+    for name in names:
+        if is_sharded:
+            found.add(name)
+        if any(matches(p, name) for p in plan.first_joined):
+            is_sharded = False
+        if any(matches(p, name) for p in plan.first_sharded):
+            is_sharded = True
+    return found

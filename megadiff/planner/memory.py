@@ -7,26 +7,19 @@ ZeRO 3 pads every parameter to a multiple of the data ranks: that is counted.
 """
 
 from dataclasses import dataclass, fields
-from typing import cast
-
-import torch.distributed as dist
 
 from megadiff.config.layout import Layout
 from megadiff.config.schema import Config, OptimizerConfig
-from megadiff.dist.grid import Axis
-from megadiff.models import chain_builders
-from megadiff.models.chain import Chain
-from megadiff.parallel.plan import Sharding, apply_plan
-from megadiff.parallel.plans import plan_for
-from megadiff.parallel.stage import DTYPES, stage_layers
+from megadiff.parallel.stage import DTYPES, stage_layers, stages_of_rank
+from megadiff.planner.meta_stage import sharded_layers, tensor_axis
 
 
 @dataclass(frozen=True)
 class StageParameters:
-    """The parameters that every tensor rank of one pipeline stage holds.
+    """The parameters that every tensor rank of one pipeline rank holds.
 
     Attributes:
-        layers: names of the stage's layers, in order.
+        layers: names of its layers, in order.
         sharded: elements of parameters that tensor parallelism cuts, after the cut.
         replicated: elements of parameters that every tensor rank holds whole.
         sizes: elements of every single parameter on this rank.
@@ -60,24 +53,18 @@ class Memory:
         return sum(getattr(self, item.name) for item in fields(self))
 
 
-def tensor_axis(degree: int) -> Axis:
-    """An axis for `apply_plan` on the meta device: it has a degree and no processes to talk to."""
-    return Axis(degree, 0, tuple(range(degree)), cast(dist.ProcessGroup, None))
-
-
-def stage_chain(config: Config, layers: tuple[str, ...]) -> tuple[Chain, Sharding]:
-    """A stage on the meta device as a tensor rank holds it, and how it is sharded."""
-    chain = Chain(chain_builders(config.model), only=layers)
-    degree = config.parallel.tensor_model_parallel_size
-    sharding = apply_plan(chain, plan_for(config.model), tensor_axis(degree), config.parallel.sequence_parallel)
-    return chain, sharding
+def rank_layers(config: Config) -> list[tuple[str, ...]]:
+    """The names of the layers that every pipeline rank holds."""
+    stages, ranks = stage_layers(config), config.parallel.pipeline_model_parallel_size
+    own = [stages_of_rank(len(stages), ranks, rank) for rank in range(ranks)]
+    return [tuple(name for number in numbers for name in stages[number]) for numbers in own]
 
 
 def stage_parameters(config: Config) -> list[StageParameters]:
-    """The parameters of every pipeline stage, read off the sharded network on the meta device."""
+    """The parameters of every pipeline rank, read off the sharded network on the meta device."""
     stages = []
-    for layers in stage_layers(config):
-        chain, sharding = stage_chain(config, layers)
+    for layers in rank_layers(config):
+        chain, sharding = sharded_layers(config, layers, tensor_axis(config.parallel.tensor_model_parallel_size))
         sizes = {name: parameter.numel() for name, parameter in chain.named_parameters()}
         sharded = sum(sizes[name] for name in sharding.slices)
         stages.append(StageParameters(layers, sharded, sum(sizes.values()) - sharded, tuple(sizes.values())))

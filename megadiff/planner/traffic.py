@@ -10,20 +10,25 @@ elements), and the shapes that a pipeline sends once, before its first step.
 """
 
 from collections import Counter
+from typing import NamedTuple
+
+import torch
 
 from megadiff.config.layout import Layout
 from megadiff.config.schema import Config
 from megadiff.dist.traffic import Transfer
-from megadiff.parallel.stage import DTYPES, stage_layers
-from megadiff.planner.memory import StageParameters, stage_chain
+from megadiff.parallel.boundary import boundary_before
+from megadiff.parallel.stage import DTYPES, rank_of_stage, stage_layers, stages_of_rank
+from megadiff.planner.memory import StageParameters
+from megadiff.planner.meta_stage import run_stage, tensor_axis
 
 SCALAR_ELEMENTS = 2
 _ZERO3_LIMIT = 10**9  # DeepSpeed's default of both limits that decide how long parameters stay gathered
 Bytes = Counter[Transfer]
 
 
-def step_traffic(config: Config, layout: Layout, stage: int, parameters: StageParameters) -> Bytes:
-    """The payload bytes of one optimizer step on a rank of a stage.
+def step_traffic(config: Config, layout: Layout, rank: int, parameters: StageParameters) -> Bytes:
+    """The payload bytes of one optimizer step on a pipeline rank.
 
     Exact without activation checkpointing, which repeats some of the forward collectives, and at ZeRO 3 where
     either all parameters stay gathered between forward and backward or none does.
@@ -31,10 +36,10 @@ def step_traffic(config: Config, layout: Layout, stage: int, parameters: StagePa
     Args:
         config: sizes of the network and precision.
         layout: degrees, micro-batch, accumulation and ZeRO stage.
-        stage: number of the pipeline stage.
-        parameters: `stage_parameters(config)[stage]`.
+        rank: number of the pipeline rank.
+        parameters: `stage_parameters(config)[rank]`.
     """
-    per_micro_batch = tensor_traffic(config, layout, stage) + pipeline_traffic(config, layout, stage)
+    per_micro_batch = tensor_traffic(config, layout, rank) + pipeline_traffic(config, layout, rank)
     total = Counter({key: bytes_ * layout.accumulation for key, bytes_ in per_micro_batch.items()})
     total += data_traffic(config, layout, parameters)
     return total
@@ -72,60 +77,49 @@ def _gathers(config: Config, parameters: StageParameters) -> int:
     return 1 if parameters.total <= min(limits) else 2
 
 
-def pipeline_traffic(config: Config, layout: Layout, stage: int) -> Bytes:
-    """States forward and their gradients backward between neighbouring stages, for one micro-batch."""
-    layers = stage_layers(config)
+def pipeline_traffic(config: Config, layout: Layout, rank: int) -> Bytes:
+    """States forward and their gradients backward between neighbouring stages, for one micro-batch of one rank."""
     sends = receives = 0
-    if stage + 1 < len(layers):
-        state = state_bytes(config, layout, before=layers[stage + 1][0])
-        sends, receives = sends + state, receives + state
-    if stage > 0:
-        state = state_bytes(config, layout, before=layers[stage][0])
-        sends, receives = sends + state, receives + state
+    for hop in pipeline_hops(config, layout):
+        if rank == hop.source:
+            sends, receives = sends + hop.size, receives + hop.size
+        if rank == hop.target:
+            sends, receives = sends + hop.size, receives + hop.size
     return Counter({Transfer("send", 2): sends, Transfer("recv", 2): receives})
 
 
-def state_bytes(config: Config, layout: Layout, before: str) -> int:
-    """Bytes of the tokens and the condition that enter the layer `before`, for one micro-batch."""
-    split = config.parallel.sequence_parallel and before != "blocks.0"
-    tokens = num_tokens(config) // (layout.tensor if split else 1)
-    return _width(config) * layout.micro_batch_size * config.model.hidden_size * (tokens + 1)
+class Hop(NamedTuple):
+    """One boundary between stages: from and to which pipeline rank, and the bytes of the state of a micro-batch."""
+
+    source: int
+    target: int
+    size: int
 
 
-def tensor_traffic(config: Config, layout: Layout, stage: int) -> Bytes:
-    """The collectives of tensor and sequence parallelism of one stage, for one micro-batch.
+def pipeline_hops(config: Config, layout: Layout) -> list[Hop]:
+    """The boundaries between all stages in order; the turn of a folded pipeline stays on its rank and moves nothing."""
+    stages = stage_layers(config)
+    ranks = [rank_of_stage(len(stages), layout.pipeline, number) for number in range(len(stages))]
+    width = DTYPES[config.train.precision].itemsize * layout.micro_batch_size
+    return [
+        Hop(source, target, 0 if source == target else width * boundary_before(config, names[0]).numel)
+        for source, target, names in zip(ranks, ranks[1:], stages[1:], strict=False)
+    ]
 
-    A block has two regions (attention and feed-forward), each with one collective on the tokens at its
-    entrance and one at its exit, forward or backward; and a modulation, whose 6 vectors are gathered.
+
+def tensor_traffic(config: Config, layout: Layout, rank: int) -> Bytes:
+    """The collectives of tensor and sequence parallelism of one rank, for one micro-batch.
+
+    They are written down in a forward and backward pass of its stages on the meta device.
     """
-    degree = layout.tensor
-    if degree == 1:
+    if layout.tensor == 1:
         return Counter()
-    layers = stage_layers(config)[stage]
-    blocks = sum(name.startswith("blocks.") for name in layers)
-    condition = _width(config) * layout.micro_batch_size * config.model.hidden_size
-    tokens = condition * num_tokens(config)
-    reduced, gathered, scattered = blocks * condition, blocks * 6 * condition, 0
-    reduced += _partial_gradient_bytes(config, layers)
-    if config.parallel.sequence_parallel:
-        gathered += blocks * 4 * tokens + tokens * (("blocks.0" in layers) + ("head" in layers))
-        scattered += blocks * (4 * tokens + 6 * condition)
-    else:
-        reduced += blocks * 4 * tokens
-    kinds = {"all_reduce": reduced, "all_gather": gathered, "reduce_scatter": scattered}
-    return Counter({Transfer(kind, degree): size for kind, size in kinds.items() if size})
-
-
-def _partial_gradient_bytes(config: Config, layers: tuple[str, ...]) -> int:
-    """Gradients of parameters that every tensor rank holds and of which each computes a part."""
-    chain, sharding = stage_chain(config, layers)
-    return _width(config) * sum(p.numel() for name, p in chain.named_parameters() if name in sharding.partial)
-
-
-def num_tokens(config: Config) -> int:
-    """Tokens of one picture."""
-    return (config.model.input_size // config.model.patch_size) ** 2
-
-
-def _width(config: Config) -> int:
-    return DTYPES[config.train.precision].itemsize
+    train = config.train.model_copy(update={"activation_checkpointing": "none"})
+    config = config.model_copy(update={"train": train})
+    stages = stage_layers(config)
+    axis = tensor_axis(layout.tensor)
+    for number in stages_of_rank(len(stages), layout.pipeline, rank):
+        outputs = run_stage(config, layout, stages[number], axis)
+        torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+    assert axis.ledger is not None, "the axis of a dry run"
+    return axis.ledger.payload

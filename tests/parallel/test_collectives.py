@@ -59,8 +59,8 @@ CASES: dict[str, tuple[str, tuple[object, ...], tuple[int, ...], Rule, Rule]] = 
     "scatter": ("reduce_scatter_tokens", (), HALF, lambda p: _scattered(p, 1), lambda p: _joined(p, 1)),
     "split": ("split_tokens", (), HALF, lambda p: _own(p, 1), lambda p: _joined(p, 1)),
     "join": ("join_tokens", (), DOUBLE, lambda p: _joined(p, 1), lambda p: _own(p, 1)),
-    "columns": ("join_columns", (False,), WIDE, lambda p: _joined(p, -1), lambda p: _own(p, -1)),
-    "partial": ("join_columns", (True,), WIDE, lambda p: _joined(p, -1), lambda p: _scattered(p, -1)),
+    "columns": ("join_columns", (-1, False), WIDE, lambda p: _joined(p, -1), lambda p: _own(p, -1)),
+    "partial": ("join_columns", (-1, True), WIDE, lambda p: _joined(p, -1), lambda p: _scattered(p, -1)),
 }
 
 

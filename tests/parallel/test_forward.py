@@ -9,7 +9,7 @@ from torch import Tensor
 from megadiff.config.schema import Config
 from tests.parity.jobs import ready_engine, train_one_step
 from tests.parity.layouts import Layout
-from tests.parity.networks import parity_config, seeded
+from tests.parity.networks import DIT, UNET, parity_config, seeded
 from tests.parity.reference import reference_network
 from tests.pool import WorkerPool
 
@@ -41,11 +41,13 @@ def predict_before_and_after_training(config: Config) -> tuple[list[Tensor], boo
         Layout("zero3", 2, {"zero_stage": 3}),
         Layout("tp2+sp x pp2", 4, {"tensor": 2, "pipeline": 2, "sequence_parallel": True}),
         Layout("pp4", 4, {"pipeline": 4}),
+        Layout("UNet, pp2 1f1b", 2, {"pipeline": 2, "schedule": "1f1b", "model": UNET}),
+        Layout("UNet, pp4 folded", 4, {"pipeline": 4, "accumulation": 8, "model": UNET}),
     ],
     ids=lambda layout: layout.name,
 )
 def test_predictions_of_any_batch_equal_one_process(pools: Mapping[int, WorkerPool], layout: Layout) -> None:
-    network = reference_network(parity_config())
+    network = reference_network(parity_config(model=layout.settings.get("model", DIT)))
     with torch.no_grad():
         expected = [network(inputs(size)) for size in SIZES]
     config = parity_config(**{"accumulation": 4, **layout.settings})

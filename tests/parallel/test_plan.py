@@ -70,9 +70,9 @@ def test_a_parameter_under_two_entries_is_refused() -> None:
         check_plan(plan, network())
 
 
-def test_only_linear_layers_can_be_sharded() -> None:
-    plan = Plan(styles={"embed.patch": "column"}, regions=(), replicated=())
-    with pytest.raises(PlanError, match=r"embed\.patch is a Conv2d; the style column shards linear layers"):
+def test_a_style_that_does_not_fit_the_module_is_refused() -> None:
+    plan = Plan(styles={"embed.label": "column"}, regions=(), replicated=())
+    with pytest.raises(PlanError, match=r"embed\.label is a Embedding; the style column does not shard such layers"):
         apply_plan(network(), plan, axis(0), False)
 
 

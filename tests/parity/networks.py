@@ -1,4 +1,4 @@
-"""The tiny network of the parity tests, its values and its data: the same on every layout.
+"""The tiny networks of the parity tests, their values and their data: the same on every layout.
 
 adaLN-zero starts with zero gates and a zero head, so most gradients vanish at the start; here every parameter
 starts with a random value that depends on its name only.
@@ -6,12 +6,14 @@ starts with a random value that depends on its name only.
 
 import hashlib
 import math
+import re
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from megadiff.config.layout import Layout
+from megadiff.config.presets import preset_values
 from megadiff.config.schema import (
     Config,
     EmaConfig,
@@ -21,10 +23,25 @@ from megadiff.config.schema import (
     TrainConfig,
 )
 from megadiff.data.batch import Batch
+from megadiff.diffusion.condition import null_labels_like
 from megadiff.engine.engine import Engine
+from megadiff.models.sizes import text_size
 
 GLOBAL_BATCH = 8
+
+
+def _preset(name: str, **options: Any) -> ModelConfig:
+    return ModelConfig(**{**preset_values(name), **options})
+
+
 DIT = ModelConfig(hidden_size=32, num_heads=4, num_layers=4, input_size=8, patch_size=2, num_classes=10, qk_norm=True)
+UDIT = _preset("udit-tiny", qk_norm=True)
+UNET = _preset("unet-tiny-test")
+TEXT_UNET = _preset("unet-text-tiny-test")
+# Every option that changes the layers of a UNet.
+OPTIONS_UNET = _preset(
+    "unet-tiny-test", skip="gated", skip_shift=True, resnet_time_scale_shift=True, resample="pool", condition="none"
+)
 # beta1 = 0 makes the first moment the very gradient of the last step, clipped as the optimizer saw it. eps stands
 # above the gradients' rounding noise, so that no update depends on the sign of a gradient that is zero up to rounding.
 ADAMW = OptimizerConfig(
@@ -50,6 +67,8 @@ def parity_config(
     recompute: str = "none",
     compile: bool = False,
     accumulation: int = 2,
+    schedule: str = "auto",
+    every: int = 2,
     model: ModelConfig = DIT,
 ) -> Config:
     """A run of the tiny network on a layout; the data degree follows from the number of processes."""
@@ -61,6 +80,7 @@ def parity_config(
             gradient_accumulation_steps=accumulation,
             precision=precision,
             activation_checkpointing=recompute,
+            activation_checkpoint_every_blocks=every,
             compile=compile,
         ),
         optimizer=OPTIMIZERS[optimizer],
@@ -68,6 +88,7 @@ def parity_config(
         parallel=ParallelConfig(
             tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=pipeline,
+            pipeline_schedule=schedule,
             sequence_parallel=sequence_parallel,
             zero_stage=zero_stage,
         ),
@@ -83,7 +104,7 @@ def seeded(*parts: object) -> torch.Generator:
 def random_value(name: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """A value for a parameter that leaves no gradient zero: about unit gain for matrices, 0.2 for vectors."""
     value = torch.randn(shape, generator=seeded("value", name), dtype=torch.float64)
-    if name.endswith("_norm.weight"):
+    if re.search(r"norm\d?\.weight$", name):
         return (1.0 + 0.2 * value).to(dtype)
     fan_in = shape[1:].numel()
     return (value * (1 / math.sqrt(fan_in) if len(shape) > 1 else 0.2)).to(dtype)
@@ -106,9 +127,16 @@ def global_batch(model: ModelConfig, step: int) -> Batch:
     shape = (GLOBAL_BATCH, model.in_channels, model.input_size, model.input_size)
     return Batch(
         images=torch.rand(shape, generator=generator) * 2 - 1,
-        labels=torch.randint(model.num_classes, (GLOBAL_BATCH,), generator=generator),
+        labels=random_conditions(model, GLOBAL_BATCH, generator),
         sample_ids=torch.arange(GLOBAL_BATCH) + step * GLOBAL_BATCH,
     )
+
+
+def random_conditions(model: ModelConfig, count: int, generator: torch.Generator) -> Tensor:
+    """Classes, or texts where the network reads texts."""
+    if size := text_size(model):
+        return torch.randn(count, size, generator=generator)
+    return torch.randint(model.num_classes, (count,), generator=generator)
 
 
 def cut(batch: Batch, start: int, stop: int) -> Batch:
@@ -129,7 +157,9 @@ def probe(config: Config) -> tuple[Tensor, Tensor, Tensor]:
     model = config.model
     x_t = torch.randn(3, model.in_channels, model.input_size, model.input_size, generator=seeded("probe"))
     x_t = x_t.double() if config.train.precision == "fp64" else x_t
-    return x_t, torch.tensor([3, 500, 999]), torch.tensor([0, model.num_classes, 7])
+    labels = random_conditions(model, 3, seeded("labels"))
+    labels[1] = null_labels_like(labels, model.num_classes)[1]
+    return x_t, torch.tensor([3, 500, 999]), labels
 
 
 def changed(config: Config, **sections: dict[str, Any]) -> Config:
