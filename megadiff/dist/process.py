@@ -1,4 +1,4 @@
-"""Starts and ends the process group of a run. Together with launcher.py the only place that reads launcher variables."""
+"""Starts and ends the process group of a run; with launcher.py the only place that reads launcher variables."""
 
 import contextlib
 import datetime

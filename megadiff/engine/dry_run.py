@@ -6,32 +6,36 @@ from megadiff.config.layout import Layout
 from megadiff.config.load import to_yaml
 from megadiff.config.schema import Config
 from megadiff.models.flops import layer_flops, training_flops
+from megadiff.parallel.stage import rank_of_stage, stage_layers
+from megadiff.planner.activations import activation_bytes
 from megadiff.planner.memory import Memory, StageParameters, rank_memory, stage_parameters
-from megadiff.planner.traffic import step_traffic
+from megadiff.planner.schedules import FLOPS_PER_SECOND, LINK, schedule_costs
+from megadiff.planner.traffic import pipeline_hops, step_traffic
 
 Row = Sequence[str]
 
 
 def describe(config: Config, layout: Layout) -> str:
-    """The resolved settings as YAML, then tables of the layout, its stages, memory and communication.
+    """The resolved settings as YAML, then tables of the layout, its stages, schedules, memory and communication.
 
     Args:
         config: a complete, checked config.
         layout: of the number of processes that the run would have.
     """
-    stages = stage_parameters(config)
+    ranks = stage_parameters(config)
     sections = [
         to_yaml(config).rstrip(),
-        _layout_section(config, layout, stages),
-        _stage_section(config, stages),
-        _memory_section(config, layout, stages),
-        _traffic_section(config, layout, stages),
+        _layout_section(config, layout, ranks),
+        _stage_section(config, layout, ranks),
+        *([_schedule_section(config, layout)] if layout.pipeline > 1 else []),
+        _memory_section(config, layout, ranks),
+        _traffic_section(config, layout, ranks),
     ]
     return "\n\n".join(sections)
 
 
-def _layout_section(config: Config, layout: Layout, stages: list[StageParameters]) -> str:
-    parameters = sum(layout.tensor * stage.sharded + stage.replicated for stage in stages)
+def _layout_section(config: Config, layout: Layout, ranks: list[StageParameters]) -> str:
+    parameters = sum(layout.tensor * rank.sharded + rank.replicated for rank in ranks)
     sequence = ", sequence parallel" if config.parallel.sequence_parallel else ""
     degrees = f"{layout.tensor} tensor x {layout.pipeline} pipeline x {layout.data} data"
     factors = f"{layout.micro_batch_size} micro-batch x {layout.accumulation} accumulation x {layout.data} data"
@@ -44,45 +48,74 @@ def _layout_section(config: Config, layout: Layout, stages: list[StageParameters
     return "\n".join(f"{label:<10}  {text}" for label, text in lines.items())
 
 
-def _stage_section(config: Config, stages: list[StageParameters]) -> str:
-    costs = layer_flops(config.model)
+def _stage_section(config: Config, layout: Layout, ranks: list[StageParameters]) -> str:
+    costs, elements = layer_flops(config.model), {name: size for rank in ranks for name, size in rank.layers.items()}
     total = sum(costs.values())
-    rows: list[Row] = [("stage", "layers", "parameters a rank", "of them cut", "GFLOP forward", "share")]
-    for number, stage in enumerate(stages):
-        cost = sum(costs[name] for name in stage.layers)
+    rows: list[Row] = [
+        ("stage", "rank", "layers", "parameters", "GFLOP forward", "share", "activations", "to next rank")
+    ]
+    stages = stage_layers(config)
+    sent = [hop.size for hop in pipeline_hops(config, layout)] + [0]
+    for number, (names, held) in enumerate(zip(stages, activation_bytes(config, layout), strict=True)):
+        cost = sum(costs[name] for name in names)
         rows.append(
             (
                 str(number),
-                _span(stage.layers),
-                f"{stage.total:,}",
-                f"{stage.sharded:,}",
+                str(rank_of_stage(len(stages), layout.pipeline, number)),
+                _span(names),
+                f"{sum(elements[name] for name in names):,}",
                 f"{cost / 1e9:,.3f}",
                 f"{cost / total:.1%}",
+                readable_bytes(held),
+                readable_bytes(sent[number]),
             )
         )
-    return table(rows)
+    return table(rows) + "\nactivations and bytes to the next rank are those of one micro-batch on one tensor rank"
 
 
 def _span(layers: Sequence[str]) -> str:
     return layers[0] if len(layers) == 1 else f"{layers[0]} ... {layers[-1]} ({len(layers)})"
 
 
-def _memory_section(config: Config, layout: Layout, stages: list[StageParameters]) -> str:
-    rows: list[Row] = [("memory of a rank", *Memory.__dataclass_fields__, "total")]
-    for number, stage in enumerate(stages):
-        memory = rank_memory(config, layout, stage)
-        sizes = [getattr(memory, name) for name in Memory.__dataclass_fields__]
-        rows.append((f"stage {number}", *map(readable_bytes, sizes), readable_bytes(memory.total)))
+def _schedule_section(config: Config, layout: Layout) -> str:
+    rows: list[Row] = [("schedule", "sent a micro-batch", "step", "bubble", "peak activations")]
+    for cost in schedule_costs(config, layout):
+        simulation = cost.simulation
+        rows.append(
+            (
+                f"{cost.schedule} (this run)" if cost.is_run else cost.schedule,
+                readable_bytes(cost.micro_batch_bytes),
+                f"{simulation.step_seconds:.4g} s",
+                f"{simulation.bubble:.1%}",
+                readable_bytes(max(simulation.peak_activations)),
+            )
+        )
+    where = f"{FLOPS_PER_SECOND / 1e12:.0f} TFLOP/s a device and {LINK.bytes_per_second / 1e9:.0f} GB/s a link"
+    return f"{table(rows)}\nsimulated with {where}; only 1f1b and folded can be run, the others are for comparison"
+
+
+def _memory_section(config: Config, layout: Layout, ranks: list[StageParameters]) -> str:
+    names = list(Memory.__dataclass_fields__)
+    rows: list[Row] = [("memory of a rank", "parameters", "of them cut", *names, "total")]
+    for number, parameters in enumerate(ranks):
+        memory = rank_memory(config, layout, parameters)
+        sizes = [getattr(memory, name) for name in names]
+        elements = (f"{parameters.total:,}", f"{parameters.sharded:,}")
+        rows.append((_rank_name(layout, number), *elements, *map(readable_bytes, sizes), readable_bytes(memory.total)))
     return table(rows) + "\nwithout activations and communication buffers"
 
 
-def _traffic_section(config: Config, layout: Layout, stages: list[StageParameters]) -> str:
+def _traffic_section(config: Config, layout: Layout, ranks: list[StageParameters]) -> str:
     rows: list[Row] = [("bytes of a rank in a step", "operation", "ranks", "payload")]
-    for number, stage in enumerate(stages):
-        traffic = step_traffic(config, layout, number, stage)
+    for number, parameters in enumerate(ranks):
+        traffic = step_traffic(config, layout, number, parameters)
         for transfer, size in sorted(traffic.items()):
-            rows.append((f"stage {number}", transfer.kind, str(transfer.group_size), readable_bytes(size)))
+            rows.append((_rank_name(layout, number), transfer.kind, str(transfer.group_size), readable_bytes(size)))
     return table(rows if len(rows) > 1 else [*rows, ("none", "", "", "")])
+
+
+def _rank_name(layout: Layout, number: int) -> str:
+    return f"pipeline rank {number}" if layout.pipeline > 1 else "every rank"
 
 
 def readable_bytes(size: int) -> str:

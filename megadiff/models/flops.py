@@ -1,4 +1,4 @@
-"""Analytic floating-point operations of a network: two for each multiply-add of products, convolutions and attention."""
+"""Analytic floating-point operations of a network: two for each multiply-add of a product, convolution or attention."""
 
 from collections.abc import Callable, Mapping
 

@@ -115,12 +115,20 @@ def build_stage(config: Config, grid: Grid, device: torch.device, dtype: torch.d
     chain.set_recompute(train.activation_checkpointing, train.activation_checkpoint_every_blocks)
     if train.compile:
         chain.compile_blocks()
-    return Stage(chain, sharding, _stage_modules(config, chain, stages, own) if grid.pipe.degree > 1 else ())
+    return Stage(chain, sharding, stage_modules(config, chain, stages, own) if grid.pipe.degree > 1 else ())
 
 
-def _stage_modules(
+def stage_modules(
     config: Config, chain: Chain, stages: list[tuple[str, ...]], own: tuple[int, ...]
 ) -> tuple[StageModule, ...]:
+    """The pipeline stages of a rank.
+
+    Args:
+        config: decides where skips go.
+        chain: all layers of the rank.
+        stages: `stage_layers(config)`.
+        own: the numbers of this rank's stages.
+    """
     store = SkipStore() if is_folded(config) else None
     boundaries = [None, *(boundary_before(config, names[0]) for names in stages[1:]), None]
     return tuple(

@@ -19,13 +19,13 @@ class StageParameters:
     """The parameters that every tensor rank of one pipeline rank holds.
 
     Attributes:
-        layers: names of its layers, in order.
+        layers: elements of each of its layers, by name and in order.
         sharded: elements of parameters that tensor parallelism cuts, after the cut.
         replicated: elements of parameters that every tensor rank holds whole.
         sizes: elements of every single parameter on this rank.
     """
 
-    layers: tuple[str, ...]
+    layers: dict[str, int]
     sharded: int
     replicated: int
     sizes: tuple[int, ...]
@@ -67,7 +67,8 @@ def stage_parameters(config: Config) -> list[StageParameters]:
         chain, sharding = sharded_layers(config, layers, tensor_axis(config.parallel.tensor_model_parallel_size))
         sizes = {name: parameter.numel() for name, parameter in chain.named_parameters()}
         sharded = sum(sizes[name] for name in sharding.slices)
-        stages.append(StageParameters(layers, sharded, sum(sizes.values()) - sharded, tuple(sizes.values())))
+        by_layer = {name: sum(part.numel() for part in chain.layer(name).parameters()) for name in layers}
+        stages.append(StageParameters(by_layer, sharded, sum(sizes.values()) - sharded, tuple(sizes.values())))
     return stages
 
 

@@ -4,7 +4,7 @@ from typing import cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from megadiff.config.layout import Layout
 from megadiff.config.schema import Config
@@ -14,10 +14,9 @@ from megadiff.models import meta_chain
 from megadiff.models.chain import Chain
 from megadiff.models.states import meta_inputs
 from megadiff.ops.backends import Backends
-from megadiff.parallel.boundary import state_before
 from megadiff.parallel.plan import Sharding, apply_plan, sum_partial_gradients
 from megadiff.parallel.plans import plan_for
-from megadiff.parallel.stage import DTYPES
+from megadiff.parallel.stage import DTYPES, StageModule, stage_layers, stage_modules, stages_of_rank
 
 
 def tensor_axis(degree: int) -> Axis:
@@ -32,34 +31,27 @@ def sharded_layers(config: Config, layers: tuple[str, ...], axis: Axis) -> tuple
     return chain, apply_plan(chain, plan_for(config.model), axis, config.parallel.sequence_parallel)
 
 
-def run_stage(config: Config, layout: Layout, layers: tuple[str, ...], axis: Axis) -> tuple[Tensor, ...]:
-    """The forward pass of a micro-batch through a stage; what it gives has a graph.
+def meta_stages(config: Config, rank: int, axis: Axis) -> tuple[nn.Module, ...]:
+    """What a pipeline rank runs, in the order in which a micro-batch passes: a whole network, one stage or two.
 
     Args:
-        config: network, precision and checkpointing.
-        layout: its micro-batch.
-        layers: of the stage.
+        config: network, layout, precision and checkpointing.
+        rank: number of the pipeline rank.
         axis: see `tensor_axis`.
     """
-    chain, sharding = sharded_layers(config, layers, axis)
+    stages, ranks = stage_layers(config), config.parallel.pipeline_model_parallel_size
+    own = stages_of_rank(len(stages), ranks, rank)
+    chain, sharding = sharded_layers(config, tuple(name for number in own for name in stages[number]), axis)
     sum_partial_gradients(chain, sharding.partial, axis)
     chain.to("meta", DTYPES[config.train.precision])
     chain.set_recompute(config.train.activation_checkpointing, config.train.activation_checkpoint_every_blocks)
-    output = chain(_entering_state(config, layout, layers[0], chain))
-    return output if isinstance(output, tuple) else (output,)
+    return stage_modules(config, chain, stages, own) if ranks > 1 else (chain,)
 
 
-def _entering_state(config: Config, layout: Layout, first: str, chain: Chain) -> tuple[Tensor, ...]:
-    if first == chain.start:
+def entering_state(config: Config, layout: Layout, stage: nn.Module) -> Tensor | tuple[Tensor, ...]:
+    """What one of `meta_stages` is given for a micro-batch: (x_t, t, labels), or the message of the stage before."""
+    entering = stage.entering if isinstance(stage, StageModule) else None
+    if entering is None:
         return meta_inputs(config.model, layout.micro_batch_size)
     dtype = DTYPES[config.train.precision]
-    return tuple(
-        _empty(layout.micro_batch_size, shape, dtype) for shape in state_before(config, first, with_skips=True).shapes
-    )
-
-
-def _empty(batch: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    values = torch.empty(batch, *shape, dtype=dtype, device="meta")
-    if values.dim() == 4:
-        values = values.contiguous(memory_format=torch.channels_last)
-    return values.requires_grad_()
+    return torch.empty(layout.micro_batch_size, entering.numel, dtype=dtype, device="meta", requires_grad=True)

@@ -18,9 +18,9 @@ from megadiff.config.layout import Layout
 from megadiff.config.schema import Config
 from megadiff.dist.traffic import Transfer
 from megadiff.parallel.boundary import boundary_before
-from megadiff.parallel.stage import DTYPES, rank_of_stage, stage_layers, stages_of_rank
+from megadiff.parallel.stage import DTYPES, rank_of_stage, stage_layers
 from megadiff.planner.memory import StageParameters
-from megadiff.planner.meta_stage import run_stage, tensor_axis
+from megadiff.planner.meta_stage import entering_state, meta_stages, tensor_axis
 
 SCALAR_ELEMENTS = 2
 _ZERO3_LIMIT = 10**9  # DeepSpeed's default of both limits that decide how long parameters stay gathered
@@ -116,10 +116,9 @@ def tensor_traffic(config: Config, layout: Layout, rank: int) -> Bytes:
         return Counter()
     train = config.train.model_copy(update={"activation_checkpointing": "none"})
     config = config.model_copy(update={"train": train})
-    stages = stage_layers(config)
     axis = tensor_axis(layout.tensor)
-    for number in stages_of_rank(len(stages), layout.pipeline, rank):
-        outputs = run_stage(config, layout, stages[number], axis)
-        torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+    outputs = [stage(entering_state(config, layout, stage)) for stage in meta_stages(config, rank, axis)]
+    for output in reversed(outputs):
+        output.backward(torch.empty_like(output))
     assert axis.ledger is not None, "the axis of a dry run"
     return axis.ledger.payload

@@ -8,8 +8,8 @@ import torch
 from megadiff.config.schema import ModelConfig
 from megadiff.models import build_network
 from megadiff.models.dit import sincos_positions
-from megadiff.models.sizes import output_channels
 from megadiff.models.layers import sinusoids
+from megadiff.models.sizes import output_channels
 
 MODEL = ModelConfig(hidden_size=32, num_heads=4, num_layers=3, input_size=8, num_classes=5)
 

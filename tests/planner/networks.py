@@ -1,6 +1,6 @@
 """The network on which closed forms and measurements are compared, in a layout of two ranks."""
 
-from typing import Any
+from typing import Any, Literal
 
 from megadiff.config.schema import (
     Config,
@@ -25,13 +25,23 @@ def small_config(
     precision: str = "fp32",
     partition: tuple[int, ...] = (),
     zero_limits: dict[str, Any] | None = None,
+    model: ModelConfig | None = None,
+    schedule: Literal["auto", "1f1b", "folded"] = "auto",
+    checkpointing: Literal["none", "full", "selective"] = "none",
 ) -> Config:
-    """A small DiT with two micro-batches a step."""
+    """A small network, by default a DiT, with two micro-batches a step, or as many as a folded pipeline needs."""
     buckets = {0: {}, 1: SMALL_BUCKETS, 2: SMALL_BUCKETS, 3: SHARD_ALL}[zero] | (zero_limits or {})
     return Config(
-        model=ModelConfig(hidden_size=32, num_heads=4, num_layers=num_layers, input_size=8, qk_norm=True),
+        model=model or ModelConfig(hidden_size=32, num_heads=4, num_layers=num_layers, input_size=8, qk_norm=True),
         data=DataConfig(name="ids", num_samples=64),
-        train=TrainConfig(global_batch_size=8, gradient_accumulation_steps=2, steps=20, precision=precision),
+        train=TrainConfig(
+            global_batch_size=8,
+            gradient_accumulation_steps=2 * pipeline,
+            steps=20,
+            precision=precision,
+            activation_checkpointing=checkpointing,
+            activation_checkpoint_every_blocks=1,
+        ),
         optimizer=OptimizerConfig(warmup_steps=2),
         parallel=ParallelConfig(
             tensor_model_parallel_size=tensor,
@@ -39,6 +49,7 @@ def small_config(
             sequence_parallel=sequence,
             zero_stage=zero,
             partition=partition,
+            pipeline_schedule=schedule,
         ),
         deepspeed={"zero_optimization": buckets} if buckets else {},
     )

@@ -12,6 +12,7 @@ from megadiff.config.layout import resolve_layout
 from megadiff.dist.traffic import Transfer
 from megadiff.planner.memory import stage_parameters
 from megadiff.planner.traffic import step_traffic
+from tests.parity.networks import TEXT_UNET, UDIT, UNET
 from tests.planner import jobs
 from tests.planner.networks import small_config
 from tests.pool import WorkerPool
@@ -30,6 +31,12 @@ LAYOUTS = {
         "zero_limits": {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0},
     },
     "dp2-bf16-zero1": {"zero": 1, "precision": "bf16"},
+    "unet-tp2": {"model": UNET, "tensor": 2},
+    "unet-pp2": {"model": UNET, "pipeline": 2, "schedule": "1f1b"},
+    "unet-pp2-folded": {"model": UNET, "pipeline": 2},
+    "text-unet-tp2-sp": {"model": TEXT_UNET, "tensor": 2, "sequence": True},
+    "u-shaped-pp2": {"model": UDIT, "pipeline": 2, "schedule": "1f1b"},
+    "u-shaped-pp2-folded": {"model": UDIT, "pipeline": 2},
 }
 
 
