@@ -1,15 +1,27 @@
 """Every rule between settings has a config that breaks it, and the message has the values and the remedy."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from megadiff.config.keys import FIELDS
 from megadiff.config.load import load_config
-from megadiff.config.validate import CHECKS
+from megadiff.config.networks import FIELDS_OF_NETWORK
+from megadiff.config.schema import Config, ModelConfig
+from megadiff.config.validate import checks_for
 from megadiff.errors import ConfigError
 
 LATENTS = {"data.name": "latents", "data.path": "/latents"}
 APEX = {"optimizer.name": "apex_fused_adam"}
+# 16 and 32 channels on 8 x 8 and 4 x 4 pixels in 8 groups; the second level and the middle attend, in heads of 8.
+UNET = {"model.preset": "unet-tiny-test"}
+# The same with texts and a transformer at both levels.
+TEXT = {"model.preset": "unet-text-tiny-test", **LATENTS}
+TWO_DEPTHS = {"model.transformer_layers_per_block": [1, 1]}
+THREE_DEPTHS = {"model.transformer_layers_per_block": [0, 0, 1]}
+NO_ATTENTION = {"model.transformer_layers_per_block": [0, 0], "model.mid_block_transformer_layers": 0}
+PLAIN_UNET = {"model.name": "unet", **NO_ATTENTION}
+TENSOR, PIPELINE = "parallel.tensor_model_parallel_size", "parallel.pipeline_model_parallel_size"
 
 # name of the check -> (settings that break it, parts of the message, settings that repair it)
 BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] = {
@@ -53,7 +65,159 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
         ({**APEX, "train.precision": "fp64"}, ("apex_fused_adam", "fp64"), {"optimizer.name": "adamw"}),
     ],
     "_norm_backend_has_a_norm": [
-        ({"train.norm_backend": "apex"}, ("norm_backend = apex", "qk_norm = false"), {"model.qk_norm": True})
+        ({"train.norm_backend": "apex"}, ("norm_backend = apex", "qk_norm = false"), {"model.qk_norm": True}),
+        ({"train.norm_backend": "apex", **UNET}, ("apex", "unet", "= torch"), {"train.norm_backend": "torch"}),
+    ],
+    "_settings_of_this_network": [
+        ({"model.norm_num_groups": 16}, ("norm_num_groups = 16", "name = dit"), {"model.name": "unet"}),
+        ({"model.condition": "none"}, ("condition = none", "name = dit"), {"model.condition": "class"}),
+        ({"model.block_out_channels": [64, 96]}, ("[64, 96]", "name = dit"), {"model.name": "unet"}),
+        (
+            {"model.name": "unet", "model.qk_norm": True},
+            ("qk_norm = True", "name = unet", "name = dit"),
+            {"model.name": "dit"},
+        ),
+        (
+            {"model.preset": "dit-tiny-test", "model.name": "unet"},
+            ("hidden_size = 32", "name = unet"),
+            {"model.preset": "unet-tiny-test"},
+        ),
+    ],
+    "_tiles_divide_maps": [
+        ({"model.attention_tile_size": 8}, ("= 8", "8 tokens a side", "less than 8"), {"model.attention_tile_size": 4}),
+        ({"model.attention_tile_size": 3}, ("= 3", "with 8 tokens", "1, 2 or 4"), {"model.attention_tile_size": 4}),
+        (
+            {
+                **UNET,
+                "model.input_size": 24,
+                "model.attention_tile_size": 5,
+                "model.transformer_layers_per_block": [1, 1],
+            },
+            ("= 5", "24 or 12 tokens", "1, 2, 3, 4, 6 or 12"),
+            {"model.attention_tile_size": 12},
+        ),
+        (
+            {**UNET, "model.attention_tile_size": 4},
+            ("= 4", "has 4 tokens a side"),
+            {"model.transformer_layers_per_block": [1, 1]},
+        ),
+    ],
+    "_levels_have_depths": [
+        (
+            {**UNET, "model.block_out_channels": [16, 32, 32]},
+            ("[0, 1]", "2 entries", "3 levels", "[16, 32, 32]"),
+            {"model.transformer_layers_per_block": [0, 0, 1]},
+        )
+    ],
+    "_first_level_fits_timesteps": [
+        (
+            {**PLAIN_UNET, "model.norm_num_groups": 1, "model.block_out_channels": [width, 8]},
+            (f"[0] = {width}", f"use {even}"),
+            {"model.block_out_channels": [even, 8]},
+        )
+        for width, even in ((5, 6), (2, 4), (1, 4))
+    ],
+    "_groups_divide_channels": [
+        (
+            {**UNET, "model.block_out_channels": [12, 32]},
+            ("= 8", "[12, 32]", "1, 2 or 4"),
+            {"model.norm_num_groups": 4},
+        )
+    ],
+    "_levels_divide_input": [
+        (
+            {**UNET, "model.input_size": 10, "model.block_out_channels": [16, 16, 16], **THREE_DEPTHS},
+            ("= 10", "multiple of 4", "3 levels", "use 8 or 12"),
+            {"model.input_size": 12},
+        ),
+        ({**UNET, "model.input_size": 1}, ("= 1 ", "use 2"), {"model.input_size": 2}),
+    ],
+    "_head_dim_divides_channels": [
+        (
+            {**UNET, "model.attention_head_dim": 12},
+            ("= 12", "32 channels", "1, 2, 4, 8, 16 or 32"),
+            {"model.attention_head_dim": 32},
+        ),
+        (
+            {**UNET, **TWO_DEPTHS, "model.attention_head_dim": 32},
+            ("= 32", "16 or 32 channels", "1, 2, 4, 8 or 16"),
+            {"model.attention_head_dim": 16},
+        ),
+    ],
+    "_attention_is_one_layer": [
+        (
+            {**UNET, "model.transformer_layers_per_block": [0, 2]},
+            ("[0, 2]", "condition = class"),
+            {"model.transformer_layers_per_block": [0, 1]},
+        ),
+        (
+            {**UNET, "model.mid_block_transformer_layers": 2},
+            ("mid_block_transformer_layers = 2", "use 0 and 1"),
+            {"model.mid_block_transformer_layers": 0},
+        ),
+    ],
+    "_text_is_read": [
+        ({**TEXT, **NO_ATTENTION}, ("[0, 0]", "text"), {"model.mid_block_transformer_layers": 3}),
+    ],
+    "_text_comes_with_data": [
+        ({**TEXT, "data.name": name}, (f"name = {name}", "text", "latents"), LATENTS)
+        for name in ("emoji", "fashion_mnist", "image_folder")
+    ],
+    "_guidance_needs_a_condition": [
+        ({**UNET, "model.condition": "none"}, ("= 2.0", "none"), {"sampling.guidance": 1.0}),
+    ],
+    "_no_idle_unet_settings": [
+        *(
+            ({**UNET, f"model.{name}": 2}, (f"{name} = 2", "condition = class"), {f"model.{name}": default})
+            for name, default in (
+                ("cross_attention_dim", 768),
+                ("text_length", 77),
+                ("pooled_dim", 0),
+                ("pixel_size", 0),
+            )
+        ),
+        ({**TEXT, "model.pooled_dim": 0}, ("pixel_size = 64", "pooled_dim = 0"), {"model.pixel_size": 0}),
+        (
+            {**UNET, "model.skip_shift_strength": 0.5},
+            ("skip_shift_strength = 0.5", "skip_shift = false"),
+            {"model.skip_shift": True},
+        ),
+        *(
+            (
+                {**PLAIN_UNET, f"model.{name}": value},
+                (f"{name} = {value}", "without attention"),
+                {"model.mid_block_transformer_layers": 1},
+            )
+            for name, value in (("attention_head_dim", 16), ("attention_dropout", 0.5), ("attention_tile_size", 4))
+        ),
+        (
+            {**UNET, "model.condition": "none", "sampling.guidance": 1.0, "diffusion.condition_dropout": 0.2},
+            ("condition_dropout = 0.2", "none"),
+            {"diffusion.condition_dropout": 0.1},
+        ),
+    ],
+    "_groups_split_over_tensor": [
+        (
+            {**UNET, TENSOR: 16},
+            ("= 16", "norm_num_groups = 8", "1, 2, 4 or 8"),
+            {"model.norm_num_groups": 16, TENSOR: 4},
+        ),
+        ({**UNET, TENSOR: 3}, ("= 3", "= 8", "1, 2, 4 or 8"), {TENSOR: 4}),
+    ],
+    "_level_heads_split_over_tensor": [
+        ({**TEXT, TENSOR: 4}, ("= 4", "2 or 4 heads", "1 or 2"), {TENSOR: 2}),
+        ({**TEXT, TENSOR: 4}, ("= 4", "attention_head_dim = 8"), {"model.attention_head_dim": 4}),
+    ],
+    "_sequence_parallel_needs_transformers": [
+        (
+            {**UNET, TENSOR: 2, "parallel.sequence_parallel": True},
+            ("condition = class", "sequence_parallel = false"),
+            {"parallel.sequence_parallel": False},
+        )
+    ],
+    "_schedule_needs_stages": [
+        ({**UNET, "parallel.pipeline_schedule": name}, (f"= {name}", "= 1"), {PIPELINE: 2})
+        for name in ("1f1b", "folded")
     ],
     "_no_idle_settings": [
         ({"optimizer.momentum": 0.9}, ("momentum = 0.9", "adamw"), {"optimizer.name": "sgd"}),
@@ -106,10 +270,19 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
             },
             ("= 2", "9 tokens"),
             {"model.input_size": 8},
-        )
+        ),
+        (
+            {**TEXT, "model.input_size": 6, TENSOR: 2, "parallel.sequence_parallel": True},
+            ("= 2", "9 tokens (3 x 3)", "use 1, 3 or 9"),
+            {"model.input_size": 12},
+        ),
     ],
     "_stages_have_layers": [
         ({"parallel.pipeline_model_parallel_size": 9}, ("= 9", "8 layers"), {"model.num_layers": 7}),
+        ({**UNET, PIPELINE: 11}, ("= 11", "22 stages", "19 layers", "at most 9"), {PIPELINE: 9}),
+        ({**UNET, PIPELINE: 11}, ("= 11", "pipeline_schedule = 1f1b"), {"parallel.pipeline_schedule": "1f1b"}),
+        ({**UNET, PIPELINE: 20, "parallel.pipeline_schedule": "1f1b"}, ("= 20", "19 layers"), {PIPELINE: 19}),
+        ({PIPELINE: 5, "parallel.pipeline_schedule": "folded"}, ("10 stages", "8 layers", "at most 4"), {PIPELINE: 4}),
     ],
     "_partition_covers_chain": [
         ({"parallel.partition": [4, 4]}, ("2 entries", "= 1"), {"parallel.pipeline_model_parallel_size": 2}),
@@ -122,6 +295,16 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
             {"parallel.partition": [8, 0], "parallel.pipeline_model_parallel_size": 2},
             ("no layer",),
             {"parallel.partition": [7, 1]},
+        ),
+        (
+            {**UNET, PIPELINE: 2, "parallel.partition": [9, 10]},
+            ("2 entries", "folded, which has 4 stages"),
+            {"parallel.partition": [4, 5, 5, 5]},
+        ),
+        (
+            {**UNET, PIPELINE: 2, "parallel.partition": [4, 5, 5, 6]},
+            ("sums to 20", "19 layers"),
+            {"parallel.partition": [4, 5, 5, 5]},
         ),
     ],
     "_pipeline_zero_stage": [
@@ -144,22 +327,38 @@ CASES = [(name, *case) for name, cases in BROKEN.items() for case in cases]
 
 
 def test_every_check_has_a_case() -> None:
-    assert set(BROKEN) == {check.__name__ for check in CHECKS}
+    assert set(BROKEN) == {check.__name__ for name in FIELDS_OF_NETWORK for check in checks_for(name)}
 
 
 @pytest.mark.parametrize(("name", "settings", "parts", "repair"), CASES, ids=[case[0] for case in CASES])
 def test_broken_rule_is_reported_and_the_remedy_works(
     name: str, settings: dict[str, Any], parts: tuple[str, ...], repair: dict[str, Any]
 ) -> None:
-    if name == "_tokens_split_over_tensor":
-        # Six pixels with patch 2 are 9 tokens.
-        assert (settings["model.input_size"] // 2) ** 2 == 9
     with pytest.raises(ConfigError) as error:
         load_config(None, settings)
     message = str(error.value)
+    assert name in [entry.name for entry in error.traceback], message
     assert all(part in message for part in parts), message
     assert "\n" not in message
     load_config(None, settings | repair)
+
+
+def test_the_settings_of_the_networks_are_those_of_the_schema() -> None:
+    """The schema lists the settings of every network first, then those of each."""
+    own = [name for names in FIELDS_OF_NETWORK.values() for name in names]
+    assert list(ModelConfig.model_fields)[-len(own) :] == own
+    assert FIELDS_OF_NETWORK.keys() == set(get_args(ModelConfig.model_fields["name"].annotation))
+
+
+@pytest.mark.parametrize("key", [f"model.{name}" for names in FIELDS_OF_NETWORK.values() for name in names])
+def test_every_setting_of_the_other_network_is_refused(key: str) -> None:
+    name = key.removeprefix("model.")
+    other = "unet" if name in FIELDS_OF_NETWORK["dit"] else "dit"
+    default = getattr(Config().model, name)
+    options = get_args(FIELDS[key].annotation)
+    value = {bool: not default, tuple: [8], str: options[-1] if options else None}.get(type(default), 8)
+    with pytest.raises(ConfigError, match=rf"^model\.{name} = .* has no effect with model\.name = {other};"):
+        load_config(None, {"model.name": other, key: value})
 
 
 def test_b05_guidance_of_one_needs_no_condition_dropout() -> None:

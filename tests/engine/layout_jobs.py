@@ -8,7 +8,7 @@ from megadiff.engine.checkpointing import load_checkpoint, save_checkpoint
 from megadiff.engine.engine import Engine
 from megadiff.engine.optimizer import state_keys
 from tests.parity.jobs import pieces_of, ready_engine, train_one_step
-from tests.parity.networks import parity_config
+from tests.parity.networks import UNET, parity_config
 from tests.parity.outcome import Piece
 
 # Rows, heads, hidden features and channels that two ranks cannot share evenly where the plan has a choice.
@@ -22,6 +22,7 @@ ODD_DIT = ModelConfig(
     num_classes=8,
     qk_norm=True,
 )
+NETWORKS = {"DiT": ODD_DIT, "UNet": UNET}
 ADAMW = OptimizerConfig(lr=2e-3, betas=(0.9, 0.99), eps=1e-4, weight_decay=0.1, clip_norm=1.0, warmup_steps=5)
 SAVED_STEPS, NEXT_STEPS = 3, 5
 FINGERPRINT = "the same data"
@@ -37,9 +38,9 @@ class RankState:
     optimizer_steps: set[float]
 
 
-def odd_config(precision: str, optimizer: str = "adamw", **layout: object) -> Config:
-    """The tiny network of uneven sizes on a layout."""
-    config = parity_config(model=ODD_DIT, precision=precision, **layout)
+def odd_config(precision: str, optimizer: str = "adamw", network: str = "DiT", **layout: object) -> Config:
+    """A tiny network, a DiT of uneven sizes unless another is named, on a layout."""
+    config = parity_config(model=NETWORKS[network], precision=precision, **layout)
     return config.model_copy(update={"optimizer": ADAMW.model_copy(update={"name": optimizer})})
 
 

@@ -6,6 +6,7 @@ Recomputation replays them, and a pipeline draws what one process draws.
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +17,13 @@ from megadiff.config.schema import Config
 from megadiff.models import layers
 from megadiff.models.layers import Dropout
 from tests.parity.jobs import pieces_of, ready_engine, train_one_step
-from tests.parity.networks import DIT, changed, parity_config
+from tests.parity.networks import DIT, UNET, changed, parity_config
 from tests.parity.outcome import Piece, assemble, largest_difference
 from tests.pool import WorkerPool
 
 DROPOUT = DIT.model_copy(update={"dropout": 0.5, "attention_dropout": 0.5})
+UNET_DROPOUT = UNET.model_copy(update={"dropout": 0.5, "attention_dropout": 0.5})
+FOLDED = {"pipeline": 2, "accumulation": 4}
 RESIDUAL, ATTENTION = "residual", "attention"
 
 
@@ -147,32 +150,47 @@ def gradients(pool: WorkerPool, config: Config) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(
     ("world_size", "settings"),
-    [(1, {}), (2, {"pipeline": 2}), (2, {"tensor": 2}), (2, {"tensor": 2, "sequence_parallel": True})],
-    ids=["1 process", "pp2", "tp2", "tp2+sp"],
+    [
+        (1, {"model": DROPOUT}),
+        (2, {"model": DROPOUT, "pipeline": 2}),
+        (2, {"model": DROPOUT, "tensor": 2}),
+        (2, {"model": DROPOUT, "tensor": 2, "sequence_parallel": True}),
+        (1, {"model": UNET_DROPOUT}),
+        (2, {"model": UNET_DROPOUT, "tensor": 2}),
+        (2, {"model": UNET_DROPOUT, **FOLDED}),
+        (2, {"model": UNET_DROPOUT, "pipeline": 2, "schedule": "1f1b"}),
+    ],
+    ids=["1 process", "pp2", "tp2", "tp2+sp", "UNet", "UNet tp2", "UNet pp2 folded", "UNet pp2 1f1b"],
 )
 def test_b13_checkpointing_gives_bit_equal_gradients(
     pools: Mapping[int, WorkerPool], world_size: int, settings: dict[str, object]
 ) -> None:
     pool = pools[world_size]
-    expected = gradients(pool, parity_config(model=DROPOUT, **settings))
+    expected = gradients(pool, parity_config(**settings))
     for recompute, every in (("full", 1), ("full", 3), ("selective", 2)):
-        config = parity_config(model=DROPOUT, recompute=recompute, **settings)
-        config = changed(config, train={"activation_checkpoint_every_blocks": every})
+        config = parity_config(recompute=recompute, every=every, **settings)
         found = gradients(pool, config)
         assert all(torch.equal(found[name], expected[name]) for name in expected), (recompute, every)
 
 
 @pytest.mark.parametrize(
-    ("settings", "accumulation"),
-    [({"pipeline": 2}, 2), ({"zero_stage": 0}, 1), ({"zero_stage": 2}, 1)],
-    ids=["pp2", "dp2", "zero2"],
+    ("settings", "single"),
+    [
+        ({"pipeline": 2, "model": DROPOUT}, {"model": DROPOUT}),
+        ({"zero_stage": 0, "accumulation": 1, "model": DROPOUT}, {"model": DROPOUT}),
+        ({"zero_stage": 2, "accumulation": 1, "model": DROPOUT}, {"model": DROPOUT}),
+        ({**FOLDED, "model": UNET_DROPOUT}, {"accumulation": 4, "model": UNET_DROPOUT}),
+        ({"pipeline": 2, "schedule": "1f1b", "model": UNET_DROPOUT}, {"model": UNET_DROPOUT}),
+    ],
+    ids=["pp2", "dp2", "zero2", "UNet pp2 folded", "UNet pp2 1f1b"],
 )
 def test_b13_equal_micro_batches_draw_equal_masks_on_every_layout(
-    pools: Mapping[int, WorkerPool], settings: dict[str, object], accumulation: int
+    pools: Mapping[int, WorkerPool], settings: dict[str, Any], single: dict[str, Any]
 ) -> None:
-    """Micro-batches of four samples, two of them, on one process or on two."""
-    expected = gradients(pools[1], parity_config(model=DROPOUT))
-    found = gradients(pools[2], parity_config(model=DROPOUT, accumulation=accumulation, **settings))
+    """Micro-batches of as many samples, as many of them, on one process or on two."""
+    expected = gradients(pools[1], parity_config(**single))
+    found = gradients(pools[2], parity_config(**settings))
     assert largest_difference(found, expected)[0] < 1e-5
-    without = gradients(pools[1], parity_config())
+    still = single["model"].model_copy(update={"dropout": 0.0, "attention_dropout": 0.0})
+    without = gradients(pools[1], parity_config(**{**single, "model": still}))
     assert largest_difference(without, expected)[0] > 0.01, "dropout is at work"
