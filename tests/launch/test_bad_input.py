@@ -16,7 +16,7 @@ from PIL import Image
 from megadiff.checkpoint import CheckpointReader, find_checkpoint
 from tests.launch.forked import Ended, run_ranks
 from tests.launch.running import PRETRAIN, PYTHON, ROOT, SAMPLE, environment, losses
-from tests.launch.tiny import SMALL, TINY
+from tests.launch.tiny import RUN_LENGTH, SMALL, TINY
 
 CONVERT = str(ROOT / "launch/convert.py")
 BATCH = 4  # the global batch of the runs on image folders
@@ -143,10 +143,29 @@ def write_images(folder: Path, counts: Sequence[int]) -> list[Path]:
 
 
 def image_flags(images: Path, run_dir: Path, num_classes: int) -> list[str]:
+    return [*SMALL, *data_flags(images, run_dir, num_classes)]
+
+
+def data_flags(images: Path, run_dir: Path, num_classes: int) -> list[str]:
     return [
-        *SMALL, "--data.name", "image_folder", "--data.path", str(images), "--model.num_classes", str(num_classes),
+        "--data.name", "image_folder", "--data.path", str(images), "--model.num_classes", str(num_classes),
         "--train.global_batch_size", str(BATCH), "--run-dir", str(run_dir),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("num_images", [BATCH - 1, BATCH, BATCH + 1])
+def test_b07_a_folded_pipeline_ends_with_its_steps_or_an_error_on_every_rank(num_images: int, tmp_path: Path) -> None:
+    write_images(tmp_path / "images", [num_images])
+    flags = [
+        *RUN_LENGTH, "--model.preset", "unet-tiny-test", *data_flags(tmp_path / "images", tmp_path / "run", 1),
+        "--pipeline-model-parallel-size", "2",
+    ]  # fmt: skip
+    if num_images < BATCH:
+        refuse(flags, tmp_path, f"{num_images} samples", f"train.global_batch_size = {BATCH}", world_size=2)
+        return
+    ranks = run_ranks(PRETRAIN, [*flags, "--train.stop_at_step", "3"], tmp_path, 2)
+    assert [rank.code for rank in ranks] == [0, 0], ranks
+    assert len(losses(tmp_path / "run")) == 3
 
 
 @pytest.mark.parametrize("num_images", [0, 1, BATCH - 1, BATCH, BATCH + 1])

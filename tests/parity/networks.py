@@ -38,9 +38,17 @@ DIT = ModelConfig(hidden_size=32, num_heads=4, num_layers=4, input_size=8, patch
 UDIT = _preset("udit-tiny", qk_norm=True)
 UNET = _preset("unet-tiny-test")
 TEXT_UNET = _preset("unet-text-tiny-test")
-# Every option that changes the layers of a UNet.
+# Every option that changes the layers of a UNet, and groups of 3 and 6 channels.
 OPTIONS_UNET = _preset(
-    "unet-tiny-test", skip="gated", skip_shift=True, resnet_time_scale_shift=True, resample="pool", condition="none"
+    "unet-tiny-test",
+    block_out_channels=(24, 48),
+    attention_head_dim=12,
+    attention_tile_size=2,
+    skip="gated",
+    skip_shift=True,
+    resnet_time_scale_shift=True,
+    resample="pool",
+    condition="none",
 )
 # beta1 = 0 makes the first moment the very gradient of the last step, clipped as the optimizer saw it. eps stands
 # above the gradients' rounding noise, so that no update depends on the sign of a gradient that is zero up to rounding.
