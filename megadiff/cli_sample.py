@@ -105,10 +105,12 @@ def _settings(config: Config, arguments: argparse.Namespace) -> Config:
         "pipeline_model_parallel_size": arguments.pipeline_model_parallel_size,
         "sequence_parallel": arguments.sequence_parallel,
     }
-    # The batch triple and the optimizer's sharding belong to training, and may not fit this number of processes.
-    ranks = arguments.tensor_model_parallel_size * arguments.pipeline_model_parallel_size
-    triple = {"micro_batch_size": 1, "gradient_accumulation_steps": 1}
-    values["train"] |= {**triple, "global_batch_size": max(1, launched_world_size() // max(1, ranks))}
+    # The batch triple and the optimizer's sharding belong to training, and may not fit this number of processes. A
+    # folded pipeline asks for two micro-batches a rank.
+    stages = arguments.pipeline_model_parallel_size
+    accumulation, ranks = max(1, 2 * stages), max(1, arguments.tensor_model_parallel_size * stages)
+    triple = {"micro_batch_size": 1, "gradient_accumulation_steps": accumulation}
+    values["train"] |= {**triple, "global_batch_size": max(1, launched_world_size() // ranks) * accumulation}
     # What suited the training machine may be missing here, and flash attention has no float32.
     values["train"] |= {"precision": "fp32", "activation_checkpointing": "none", "norm_backend": "torch"}
     if config.train.attention_backend in ("flash", "flash_attn"):

@@ -19,7 +19,7 @@ from megadiff.checkpoint.reader import check_shapes
 from megadiff.checkpoint.weight_files import WeightFiles
 from megadiff.checkpoint.writer import begin_save, publish, sync_file, whole_piece, write_rank_file
 from megadiff.config.load import config_from_dict, config_to_dict, to_yaml
-from megadiff.config.schema import Config, DataConfig, DiffusionConfig, ModelConfig
+from megadiff.config.schema import Config, DataConfig, DiffusionConfig, ModelConfig, SamplingConfig
 from megadiff.errors import CheckpointError, ConfigError
 from megadiff.models.sizes import text_size
 
@@ -100,7 +100,12 @@ def _config(convention: Convention, files: WeightFiles, settings: ImportSettings
             _compare_networks(files.path, given.model, model)
             return given
         # The id data set needs nothing on disk and fits any network; the weights say nothing of their data.
-        config = Config(model=model, diffusion=_diffusion(model, files.metadata), data=DataConfig(name="ids"))
+        config = Config(
+            model=model,
+            diffusion=_diffusion(model, files.metadata),
+            sampling=SamplingConfig() if model.condition != "none" else SamplingConfig(guidance=1.0),
+            data=DataConfig(name="ids"),
+        )
         return config_from_dict(config_to_dict(config))
     except ValidationError as error:
         first = error.errors()[0]

@@ -6,8 +6,9 @@ global batch = micro-batch x accumulation x data-parallel ranks.
 
 from dataclasses import dataclass
 
-from megadiff.config.schema import Config, ModelConfig
-from megadiff.config.validate import check_parallel
+from megadiff.config.networks import is_folded
+from megadiff.config.schema import Config
+from megadiff.config.validate_parallel import check_parallel
 from megadiff.errors import ConfigError
 
 
@@ -49,7 +50,8 @@ def resolve_layout(config: Config, world_size: int) -> Layout:
         world_size: the number of processes, as the launcher gives it.
 
     Raises:
-        ConfigError: the degrees do not divide the world, or the batch triple does not multiply up.
+        ConfigError: the degrees do not divide the world, the batch triple does not multiply up, or a folded pipeline
+            gets too few micro-batches.
     """
     check_parallel(config)
     tensor = config.parallel.tensor_model_parallel_size
@@ -58,19 +60,6 @@ def resolve_layout(config: Config, world_size: int) -> Layout:
     micro_batch_size, accumulation = _batch_triple(config, data, pipeline)
     zero_stage = config.parallel.zero_stage or 0
     return Layout(world_size, tensor, pipeline, data, micro_batch_size, accumulation, zero_stage, is_folded(config))
-
-
-def is_folded(config: Config) -> bool:
-    """Whether the pipeline is folded: where asked for, and by default for a network with long skips."""
-    parallel = config.parallel
-    if parallel.pipeline_model_parallel_size == 1 or parallel.pipeline_schedule == "1f1b":
-        return False
-    return parallel.pipeline_schedule == "folded" or has_long_skips(config.model)
-
-
-def has_long_skips(model: ModelConfig) -> bool:
-    """Whether layers of the network's second half read the output of layers of the first half."""
-    return model.long_skips or model.name == "unet"
 
 
 def _data_degree(world_size: int, tensor: int, pipeline: int) -> int:
@@ -98,8 +87,10 @@ def _batch_triple(config: Config, data: int, pipeline: int) -> tuple[int, int]:
     per_rank, rest = divmod(total, data)
     if rest:
         raise _batch_error(config, data, f"{total} is not a multiple of {data} data-parallel ranks")
+    # DualPipeV refuses fewer micro-batches than it has stages, two a rank.
+    needed = 2 * pipeline if is_folded(config) else pipeline
     if micro is None and accumulation is None:
-        accumulation = _default_accumulation(per_rank, pipeline)
+        accumulation = _default_accumulation(per_rank, needed)
     if accumulation is None:
         accumulation, rest = divmod(per_rank, micro or 1)
     elif micro is None:
@@ -111,13 +102,19 @@ def _batch_triple(config: Config, data: int, pipeline: int) -> tuple[int, int]:
         raise _batch_error(config, data, f"{odd} does not divide the {per_rank} samples of a data-parallel rank")
     if micro * accumulation != per_rank:
         raise _batch_error(config, data, f"{micro} x {accumulation} x {data} = {micro * accumulation * data}")
+    if is_folded(config) and accumulation < needed:
+        raise ConfigError(
+            f"train.gradient_accumulation_steps = {accumulation} is below the {needed} micro-batches that "
+            f"pipeline_schedule = folded needs with pipeline_model_parallel_size = {pipeline}; use "
+            f"gradient_accumulation_steps = {needed} with train.global_batch_size = {micro * needed * data}, or "
+            "pipeline_schedule = 1f1b"
+        )
     return micro, accumulation
 
 
-def _default_accumulation(per_rank: int, pipeline: int) -> int:
-    """Return the smallest divisor that gives each pipeline stage a micro-batch to work on (1 without a "
-    "pipeline)."""
-    return next(d for d in range(min(pipeline, per_rank), per_rank + 1) if per_rank % d == 0)
+def _default_accumulation(per_rank: int, needed: int) -> int:
+    """Return the smallest divisor that gives the pipeline the micro-batches that it needs (1 without a pipeline)."""
+    return next(d for d in range(min(needed, per_rank), per_rank + 1) if per_rank % d == 0)
 
 
 def _batch_error(config: Config, data: int, reason: str) -> ConfigError:

@@ -9,9 +9,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from megadiff.config.checks import shown
 from megadiff.config.deepspeed_json import check_deepspeed, check_effect, read_deepspeed_json, take_over
 from megadiff.config.flags import CommandLine, read_command_line
-from megadiff.config.keys import check_names, flatten, nest
+from megadiff.config.keys import FIELDS, check_names, flatten, nest
 from megadiff.config.presets import preset_values
 from megadiff.config.schema import Config
 from megadiff.config.validate import validate
@@ -20,7 +21,18 @@ from megadiff.errors import ConfigError
 
 _COMMAND_LINE = "the command line"
 # The fields that name a network size: a preset on the command line must not be undone by them in the file.
-_SIZE_FIELDS = ("hidden_size", "num_layers", "num_heads", "patch_size")
+_SIZE_FIELDS = {
+    "dit": ("hidden_size", "num_layers", "num_heads", "patch_size"),
+    "unet": (
+        "block_out_channels",
+        "layers_per_block",
+        "transformer_layers_per_block",
+        "mid_block_transformer_layers",
+        "attention_head_dim",
+        "cross_attention_dim",
+        "pooled_dim",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -146,18 +158,17 @@ def _merge(from_file: dict[str, Any], file_name: str, line: CommandLine) -> _Giv
 
 
 def _refuse_undone_preset(given: _Given, line: CommandLine) -> None:
-    """Refuse `--model.preset X` where the file writes another size out: explicit keys win over a preset."""
+    """Refuse `--model.preset X` where the file writes another network or size out: explicit keys win over a preset."""
     if line.settings.get("model.preset") is None:
         return
     preset = preset_values(line.settings["model.preset"])
-    for name in _SIZE_FIELDS:
+    for name in ("name", *_SIZE_FIELDS[preset["name"]]):
         key = f"model.{name}"
-        if key in given.values and key not in line.settings and given.values[key] != preset[name]:
+        value, expected = given.values.get(key), shown(preset.get(name, FIELDS[key].default))
+        if key in given.values and key not in line.settings and value != expected:
             raise ConfigError(
-                f"{key} = {given.values[key]} in {given.sources[key]} would undo "
-                f"{line.flags['model.preset']} "
-                f"{line.settings['model.preset']}, which has {preset[name]}; remove it from the file or give "
-                f"--{key}"
+                f"{key} = {value} in {given.sources[key]} would undo {line.flags['model.preset']} "
+                f"{line.settings['model.preset']}, which has {expected}; remove it from the file or give --{key}"
             )
 
 

@@ -2,15 +2,17 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megadiff.config.deepspeed_json import build_deepspeed_config
 from megadiff.config.layout import resolve_layout
 from megadiff.config.load import load_config
+from megadiff.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-RUNS = sorted((ROOT / "launch/configs").glob("dit_*.yaml"))
+RUNS = sorted((ROOT / "launch/configs").glob("*.yaml"))
 JSONS = sorted((ROOT / "ds_configs").glob("*.json"))
 # file -> (ZeRO stage, precision)
 STAGES = {
@@ -27,6 +29,7 @@ PUBLISHED = {
     "dit_xl2_imagenet512": (16, 3e-5),
     "dit_celebahq256": (64, 3e-5),
 }
+UNETS = {"unet_demo", "unet_cifar10", "unet_imagenet256", "sd2_512", "sdxl_1024"}
 NODES_OF_8_A100 = {
     "tensor_model_parallel_size": 2,
     "pipeline_model_parallel_size": 2,
@@ -42,7 +45,7 @@ def stated_worlds(path: Path) -> list[int]:
 
 def test_files_are_found() -> None:
     assert {path.stem for path in JSONS} == set(STAGES)
-    assert {"dit_demo", "dit_demo_long", "dit_cifar10", *PUBLISHED} <= {path.stem for path in RUNS}
+    assert {"dit_demo", "dit_demo_long", "dit_cifar10", *PUBLISHED, *UNETS} == {path.stem for path in RUNS}
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
@@ -55,12 +58,34 @@ def test_run_fits_its_stated_worlds(path: Path) -> None:
         build_deepspeed_config(config, layout)
 
 
+def node_of_8(path: Path) -> dict[str, Any]:
+    """The layout in 3D, as far as the network has it."""
+    model = load_config(path).model
+    if path.stem == "sd2_512":  # 5 heads at the finest level
+        return {"parallel.tensor_model_parallel_size": 1, "parallel.pipeline_model_parallel_size": 4}
+    node = {f"parallel.{name}": value for name, value in NODES_OF_8_A100.items()}
+    return node | {"parallel.sequence_parallel": model.name == "dit" or model.condition == "text"}
+
+
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_c12_run_fits_8_gpus_in_3d(path: Path) -> None:
-    config = load_config(path, {f"parallel.{name}": value for name, value in NODES_OF_8_A100.items()})
+    degrees = node_of_8(path)
+    layout = resolve_layout(load_config(path, degrees), 8)
+    assert (layout.tensor, layout.pipeline) == tuple(degrees.values())[:2]
+    assert layout.data == 2
+    assert layout.folded == (path.stem in UNETS)
+    assert layout.accumulation >= layout.pipeline * (1 + layout.folded)
+
+
+def test_c12_sdxl_fits_a_pipeline_of_8() -> None:
+    config = load_config(ROOT / "launch/configs/sdxl_1024.yaml", {"parallel.pipeline_model_parallel_size": 8})
     layout = resolve_layout(config, 8)
-    assert (layout.tensor, layout.pipeline, layout.data) == (2, 2, 2)
-    assert layout.accumulation >= layout.pipeline
+    assert layout.folded and layout.accumulation >= 16
+
+
+def test_sd2_names_the_tensor_degrees_that_its_heads_allow() -> None:
+    with pytest.raises(ConfigError, match=r"= 2 does not divide the 5, 10 or 20 heads .* use 1 or 5$"):
+        load_config(ROOT / "launch/configs/sd2_512.yaml", {"parallel.tensor_model_parallel_size": 2})
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -83,8 +108,9 @@ def test_deepspeed_file_gives_its_stage_and_precision(path: Path) -> None:
     assert built.float16_config.enabled == (config.train.precision == "fp16")
 
 
-def test_demo_runs_on_a_cpu() -> None:
-    config = load_config(ROOT / "launch/configs/dit_demo.yaml")
+@pytest.mark.parametrize("name", ["dit_demo", "unet_demo"])
+def test_demo_runs_on_a_cpu(name: str) -> None:
+    config = load_config(ROOT / f"launch/configs/{name}.yaml")
     assert config.data.name == "emoji"
     assert config.train.precision == "fp32"
     assert config.parallel.zero_stage == 0

@@ -1,11 +1,13 @@
 """B35 and the arithmetic of B19: degrees, world size and the batch triple."""
 
 import itertools
+import re
 
 import pytest
 
 from megadiff.config.layout import Layout, resolve_layout
 from megadiff.config.load import load_config
+from megadiff.config.presets import preset_values
 from megadiff.config.schema import Config, ModelConfig, ParallelConfig, TrainConfig
 from megadiff.errors import ConfigError
 
@@ -91,6 +93,47 @@ def test_pipeline_gets_a_micro_batch_a_stage_by_default() -> None:
     assert resolve_layout(make(9, pipeline=2), 2) == Layout(2, 1, 2, 1, 3, 3, 0)
     assert resolve_layout(make(1, pipeline=2), 2) == Layout(2, 1, 2, 1, 1, 1, 0)
     assert resolve_layout(make(64), 4) == Layout(4, 1, 1, 4, 16, 1, 0)
+
+
+def make_folded(total: int, micro: int | None = None, accumulation: int | None = None, pipeline: int = 2) -> Config:
+    """A UNet, whose pipeline is folded by default."""
+    unet = ModelConfig(**preset_values("unet-tiny-test"))
+    return make(total, micro, accumulation, pipeline=pipeline).model_copy(update={"model": unet})
+
+
+def test_folded_pipeline_gets_two_micro_batches_a_rank_by_default() -> None:
+    assert resolve_layout(make_folded(64), 2) == Layout(2, 1, 2, 1, 16, 4, 0, folded=True)
+    assert resolve_layout(make_folded(20, pipeline=4), 8) == Layout(8, 1, 4, 2, 1, 10, 0, folded=True)
+    assert resolve_layout(make_folded(8, micro=2), 2) == Layout(2, 1, 2, 1, 2, 4, 0, folded=True)
+    assert resolve_layout(make_folded(4, accumulation=1, pipeline=1), 1) == Layout(1, 1, 1, 1, 4, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("config", "data", "accumulation"),
+    [
+        (make_folded(3), 1, 3),
+        (make_folded(6), 2, 3),
+        (make_folded(6, micro=2), 1, 3),
+        (make_folded(6, accumulation=2), 1, 2),
+        (make_folded(16, micro=4, accumulation=2), 2, 2),
+        (make_folded(6, micro=1, pipeline=4), 1, 6),
+    ],
+)
+def test_too_few_micro_batches_for_a_folded_pipeline_name_what_works(
+    config: Config, data: int, accumulation: int
+) -> None:
+    ranks = config.parallel.pipeline_model_parallel_size
+    with pytest.raises(ConfigError) as error:
+        resolve_layout(config, data * ranks)
+    message = str(error.value)
+    assert f"gradient_accumulation_steps = {accumulation} is below the {2 * ranks} micro-batches" in message
+    named = re.search(r"use gradient_accumulation_steps = (\d+) with train.global_batch_size = (\d+)", message)
+    assert named
+    batch = {"gradient_accumulation_steps": int(named[1]), "global_batch_size": int(named[2])}
+    repaired = config.model_copy(update={"train": config.train.model_copy(update=batch)})
+    assert resolve_layout(repaired, data * ranks).accumulation == 2 * ranks
+    straight = config.parallel.model_copy(update={"pipeline_schedule": "1f1b"})
+    assert not resolve_layout(config.model_copy(update={"parallel": straight}), data * ranks).folded
 
 
 def test_b19_layouts_of_one_global_batch_agree_in_samples_and_steps() -> None:

@@ -11,7 +11,6 @@ import pytest
 from megadiff.config.flags import ALIASES
 from megadiff.config.keys import FIELDS
 from megadiff.config.load import config_from_dict, config_to_dict, load_config, parse_command_line, to_yaml
-from megadiff.config.presets import MODEL_PRESETS
 from megadiff.config.schema import Config
 from megadiff.errors import ConfigError
 
@@ -74,6 +73,13 @@ def test_values_of_all_kinds() -> None:
     assert config.parallel.zero_stage == 1
     assert config.data.path == "2024"
     assert config.parallel.partition == (2, 3, 3)
+
+
+def test_levels_of_a_unet_are_lists_on_the_command_line() -> None:
+    arguments = ["--model.name", "unet", "--model.block_out_channels", "[32, 64, 96]"]
+    model = parse_command_line([*arguments, "--model.transformer_layers_per_block=[0,1,0]"]).config.model
+    assert model.block_out_channels == (32, 64, 96)
+    assert model.transformer_layers_per_block == (0, 1, 0)
 
 
 def test_megatron_names_reach_their_keys() -> None:
@@ -152,6 +158,9 @@ def test_run_flags() -> None:
         (["--optimizer.lr", ".inf"], r"optimizer\.lr = inf"),
         (["--optimizer.betas", "[0.9]"], r"optimizer\.betas .* too short"),
         (["--optimizer.betas", "0.9"], r"optimizer\.betas = 0\.9 .* tuple"),
+        (["--model.block_out_channels", "64"], r"model\.block_out_channels = 64 .* tuple"),
+        (["--model.block_out_channels", "[64, 0]"], r"model\.block_out_channels\[1\] = 0 .* greater than 0"),
+        (["--model.block_out_channels", "[]"], r"model\.block_out_channels = .*at least 1 item"),
         (["--parallel.zero_stage", "true"], r"parallel\.zero_stage = True .* integer"),
         (["--parallel.zero_stage", "4"], r"parallel\.zero_stage = 4 .* 0, 1, 2 or 3"),
         (["--model.time_freq_shift", "false"], r"model\.time_freq_shift = False .* integer"),
@@ -184,13 +193,6 @@ def test_commented_out_section_says_nothing(tmp_path: Path) -> None:
     assert load_config(path).model.num_layers == 3
 
 
-@pytest.mark.parametrize("name", MODEL_PRESETS)
-def test_every_preset_is_valid_and_fills_the_model(name: str) -> None:
-    overrides = {"model.preset": name, **(LATENTS if MODEL_PRESETS[name]["in_channels"] == 4 else {})}
-    model = load_config(None, overrides).model
-    assert model.model_dump() | MODEL_PRESETS[name] == model.model_dump()
-
-
 @pytest.mark.parametrize(
     ("name", "widths"),
     [
@@ -212,6 +214,29 @@ def test_preset_on_the_command_line_is_not_undone_by_the_file(tmp_path: Path) ->
     path = write(tmp_path / "run.yaml", stored)
     with pytest.raises(ConfigError, match=r"model\.hidden_size = 1152 .* would undo --model\.preset DiT-B/2"):
         load_config(path, {"model.preset": "DiT-B/2"})
+
+
+@pytest.mark.parametrize(
+    ("stored", "chosen", "message"),
+    [
+        ("dit-tiny-test", "unet-tiny-test", r"model\.name = dit .* which has unet"),
+        ("unet-small-cpu", "unet-tiny-test", r"model\.block_out_channels = \[48, 96\] .* which has \[16, 32\]"),
+        ("unet-cifar", "unet-256", r"model\.block_out_channels = \[128, 256, 256, 256\]"),
+    ],
+)
+def test_preset_of_a_unet_is_not_undone_by_the_file(stored: str, chosen: str, message: str, tmp_path: Path) -> None:
+    written = to_yaml(load_config(None, {"model.preset": stored, "data.name": "ids"}))
+    path = write(tmp_path / "run.yaml", written)
+    with pytest.raises(ConfigError, match=rf"{message}.*; remove it from the file or give"):
+        load_config(path, {"model.preset": chosen})
+    assert load_config(path, {"model.preset": stored}) == load_config(path)
+
+
+def test_size_that_a_preset_leaves_at_its_default_is_not_undone(tmp_path: Path) -> None:
+    text = "model: {layers_per_block: 3}\ndata: {name: ids}\n"
+    path = write(tmp_path / "run.yaml", text)
+    with pytest.raises(ConfigError, match=r"layers_per_block = 3 .* would undo --model\.preset sd2, which has 2"):
+        load_config(path, {"model.preset": "sd2"})
 
 
 def rich_config() -> Config:

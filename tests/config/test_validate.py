@@ -19,6 +19,7 @@ UNET = {"model.preset": "unet-tiny-test"}
 TEXT = {"model.preset": "unet-text-tiny-test", **LATENTS}
 TWO_DEPTHS = {"model.transformer_layers_per_block": [1, 1]}
 THREE_DEPTHS = {"model.transformer_layers_per_block": [0, 0, 1]}
+TEXT_DEFAULTS = {"cross_attention_dim": 768, "text_length": 77, "pooled_dim": 0, "pixel_size": 0}
 NO_ATTENTION = {"model.transformer_layers_per_block": [0, 0], "model.mid_block_transformer_layers": 0}
 PLAIN_UNET = {"model.name": "unet", **NO_ATTENTION}
 TENSOR, PIPELINE = "parallel.tensor_model_parallel_size", "parallel.pipeline_model_parallel_size"
@@ -279,9 +280,9 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
     ],
     "_stages_have_layers": [
         ({"parallel.pipeline_model_parallel_size": 9}, ("= 9", "8 layers"), {"model.num_layers": 7}),
-        ({**UNET, PIPELINE: 11}, ("= 11", "22 stages", "19 layers", "at most 9"), {PIPELINE: 9}),
-        ({**UNET, PIPELINE: 11}, ("= 11", "pipeline_schedule = 1f1b"), {"parallel.pipeline_schedule": "1f1b"}),
-        ({**UNET, PIPELINE: 20, "parallel.pipeline_schedule": "1f1b"}, ("= 20", "19 layers"), {PIPELINE: 19}),
+        ({**UNET, PIPELINE: 9}, ("= 9", "18 stages", "16 layers", "at most 8"), {PIPELINE: 8}),
+        ({**UNET, PIPELINE: 9}, ("= 9", "pipeline_schedule = 1f1b"), {"parallel.pipeline_schedule": "1f1b"}),
+        ({**UNET, PIPELINE: 17, "parallel.pipeline_schedule": "1f1b"}, ("= 17", "16 layers"), {PIPELINE: 16}),
         ({PIPELINE: 5, "parallel.pipeline_schedule": "folded"}, ("10 stages", "8 layers", "at most 4"), {PIPELINE: 4}),
     ],
     "_partition_covers_chain": [
@@ -297,14 +298,14 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
             {"parallel.partition": [7, 1]},
         ),
         (
-            {**UNET, PIPELINE: 2, "parallel.partition": [9, 10]},
+            {**UNET, PIPELINE: 2, "parallel.partition": [8, 8]},
             ("2 entries", "folded, which has 4 stages"),
-            {"parallel.partition": [4, 5, 5, 5]},
+            {"parallel.partition": [4, 4, 4, 4]},
         ),
         (
-            {**UNET, PIPELINE: 2, "parallel.partition": [4, 5, 5, 6]},
-            ("sums to 20", "19 layers"),
-            {"parallel.partition": [4, 5, 5, 5]},
+            {**UNET, PIPELINE: 2, "parallel.partition": [4, 4, 4, 5]},
+            ("sums to 17", "16 layers"),
+            {"parallel.partition": [4, 4, 4, 4]},
         ),
     ],
     "_pipeline_zero_stage": [

@@ -1,5 +1,8 @@
 """What `--dry-run` prints."""
 
+from pathlib import Path
+
+import psutil
 import pytest
 import torch.distributed as dist
 import yaml
@@ -9,8 +12,10 @@ from megadiff.config.load import load_config
 from megadiff.config.schema import Config
 from megadiff.engine.dry_run import describe, readable_bytes, table
 from megadiff.engine.optimizer import count_parameters
-from megadiff.models import chain_builders
+from megadiff.models import chain_builders, meta_chain
 from megadiff.models.chain import Chain
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def large_config() -> Config:
@@ -52,6 +57,21 @@ def test_it_needs_no_process_group_and_describes_one_process() -> None:
     text = describe(config, resolve_layout(config, 1))
     assert not dist.is_initialized()
     assert "none" in text.splitlines()[-1]
+
+
+def test_a_large_unet_is_described_without_being_allocated() -> None:
+    """The 2.6 billion parameters of SDXL's UNet would take 10 GB."""
+    config = load_config(ROOT / "launch/configs/sdxl_1024.yaml", {"parallel.pipeline_model_parallel_size": 8})
+    describe(large_config(), resolve_layout(large_config(), 16))  # what is imported and cached once
+    before = psutil.Process().memory_info().rss
+    text = describe(config, resolve_layout(config, 8))
+    assert psutil.Process().memory_info().rss - before < 1e9
+    lines = [line.split() for line in text.splitlines()]
+    stages = [line for line in lines if len(line) > 6 and line[0].isdigit()]
+    assert [(int(line[0]), int(line[1])) for line in stages] == [(s, min(s, 15 - s)) for s in range(16)]
+    assert "folded (this run)" in text and "1f1b" in text
+    network = count_parameters(meta_chain(config.model))
+    assert f"{network:,} in the whole network" in text
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from megadiff.engine.ema import ema_decay
 from megadiff.engine.optimizer import learning_rate, make_optimizer, set_learning_rate
 from megadiff.errors import ConfigError, MegadiffError
 from megadiff.models import build_network
+from megadiff.models.sizes import text_size
 from megadiff.parallel.stage import DTYPES, build_stage, stage_layers
 from megadiff.sampling.generate import ImageRequest, generate
 from tests.engine.runs import checkpoints, log_steps, train_well
@@ -56,6 +57,25 @@ TINY: dict[str, Any] = {
     "optimizer.warmup_steps": 4,
     "sampling.steps": 3,
 }
+# The DiT's settings go back to their defaults: beside a UNet any other value is refused.
+NO_DIT: dict[str, Any] = {"model.hidden_size": 128, "model.num_layers": 6, "model.num_heads": 4}
+UNET: dict[str, Any] = {
+    **NO_DIT,
+    "model.name": "unet",
+    "model.block_out_channels": [16, 32],
+    "model.layers_per_block": 1,
+    "model.attention_head_dim": 8,
+    "model.norm_num_groups": 8,
+}
+TEXT: dict[str, Any] = {
+    **UNET,
+    "model.condition": "text",
+    "model.cross_attention_dim": 12,
+    "model.text_length": 5,
+    "model.pooled_dim": 6,
+    "model.pixel_size": 64,
+}
+SHIFT: dict[str, Any] = {**UNET, "model.skip_shift": True}
 FOLDER = {"data.name": "image_folder", "data.path": "{folder}", "data.num_samples": 1024}
 EMOJI = {"data.name": "emoji", "data.num_samples": 1024}
 SHORT = {"train.steps": 4, "optimizer.warmup_steps": 0, "monitor.sample_every_steps": 2}
@@ -99,7 +119,9 @@ def network(config: Config, bench: Bench) -> Any:
     model = config.model
     shape = (2, model.in_channels, model.input_size, model.input_size)
     x_t = torch.randn(shape, generator=seeded("effects"))
-    answer = chain((x_t, torch.tensor([100, 900]), torch.tensor([0, model.num_classes])))
+    text = torch.randn((2, text_size(model)), generator=seeded("text"))
+    labels = text if text_size(model) else torch.tensor([0, model.num_classes])
+    answer = chain((x_t, torch.tensor([100, 900]), labels))
     return {name: tuple(p.shape) for name, p in chain.named_parameters()}, answer
 
 
@@ -115,6 +137,11 @@ def pairs(config: Config, bench: Bench) -> Any:
 def start(config: Config, bench: Bench) -> Any:
     """A parameter as it is at the start."""
     return build_network(config.model, config.train.seed).get_parameter("blocks.0.attn.q.weight")
+
+
+def shifts(config: Config, bench: Bench) -> Any:
+    """The shifts of a skip at the start."""
+    return build_network(config.model, 0).get_parameter("up.1.0.resnet.junction.shift.offsets")
 
 
 def images(config: Config, bench: Bench) -> Any:
@@ -259,6 +286,7 @@ def timeout(config: Config, bench: Bench) -> Any:
 
 SGD = {"optimizer.name": "sgd"}
 ROWS: dict[str, Row] = {
+    "model.name": Row("unet", network, NO_DIT),
     "model.input_size": Row(8, network),
     "model.in_channels": Row(1, network),
     "model.patch_size": Row(4, network),
@@ -272,6 +300,25 @@ ROWS: dict[str, Row] = {
     "model.qk_norm": Row(True, network),
     "model.dropout": Row(0.5, network),
     "model.attention_dropout": Row(0.5, network),
+    "model.attention_tile_size": Row(1, network),
+    "model.long_skips": Row(True, network),
+    "model.condition": Row("none", network, {**UNET, "sampling.guidance": 1.0}),
+    "model.block_out_channels": Row([16, 16], network, UNET),
+    "model.layers_per_block": Row(2, network, UNET),
+    "model.transformer_layers_per_block": Row([1, 1], network, UNET),
+    "model.mid_block_transformer_layers": Row(0, network, UNET),
+    "model.attention_head_dim": Row(16, network, UNET),
+    "model.cross_attention_dim": Row(16, network, TEXT),
+    "model.text_length": Row(7, network, TEXT),
+    "model.pooled_dim": Row(8, network, TEXT),
+    "model.pixel_size": Row(32, network, TEXT),
+    "model.norm_num_groups": Row(4, network, UNET),
+    "model.norm_eps": Row(0.1, network, UNET),
+    "model.resample": Row("pool", network, UNET),
+    "model.resnet_time_scale_shift": Row(True, network, UNET),
+    "model.skip": Row("gated", network, UNET),
+    "model.skip_shift": Row(True, network, UNET),
+    "model.skip_shift_strength": Row(0.5, shifts, SHIFT),
     "diffusion.schedule": Row("linear", pairs),
     "diffusion.num_train_timesteps": Row(500, pairs),
     "diffusion.prediction": Row("eps", pairs, {"diffusion.schedule": "linear"}),
@@ -319,6 +366,7 @@ ROWS: dict[str, Row] = {
     "parallel.tensor_model_parallel_size": Row(2, layout),
     "parallel.pipeline_model_parallel_size": Row(2, layout),
     "parallel.sequence_parallel": Row(True, stage, {"parallel.tensor_model_parallel_size": 2}),
+    "parallel.pipeline_schedule": Row("folded", stages, {"parallel.pipeline_model_parallel_size": 2}),
     "parallel.partition": Row([1, 5], stages, {"parallel.pipeline_model_parallel_size": 2}),
     "parallel.zero_stage": Row(2, layout),
     "parallel.timeout_seconds": Row(77, timeout),
@@ -330,7 +378,7 @@ ROWS: dict[str, Row] = {
     "monitor.tensorboard": Row(False, run, SHORT),
 }
 # What one row with the tiny network cannot show has a test of its own below.
-OTHERS = {"model.name", "model.preset", "parallel.pipeline_schedule", "train.seed"}
+OTHERS = {"model.preset", "train.seed"}
 
 
 @pytest.fixture(scope="module")
@@ -410,10 +458,15 @@ def test_b34_the_seed_changes_weights_noise_and_order(folders: dict[str, str], t
         assert zero != one, probe.__name__
 
 
-def test_b34_settings_of_one_meaning_have_one_meaning() -> None:
-    """A second network or schedule must get a row above."""
-    assert typing.get_args(FIELDS["model.name"].annotation) == ("dit",)
-    assert typing.get_args(FIELDS["parallel.pipeline_schedule"].annotation) == ("auto", "1f1b")
+@pytest.mark.parametrize(("long_skips", "automatic"), [(False, "1f1b"), (True, "folded")])
+def test_b34_the_automatic_schedule_is_one_of_the_others(long_skips: bool, automatic: str, tmp_path: Path) -> None:
+    base = {**TINY, "model.long_skips": long_skips, "parallel.pipeline_model_parallel_size": 2}
+    found = {}
+    for schedule in typing.get_args(FIELDS["parallel.pipeline_schedule"].annotation):
+        config = load_config(None, {**base, "parallel.pipeline_schedule": schedule})
+        found[schedule] = stages(config, Bench(None, tmp_path))
+    assert found["auto"] == found[automatic]
+    assert found["1f1b"] != found["folded"]
 
 
 def test_b34_deepspeed_keys_reach_deepspeed() -> None:
