@@ -16,7 +16,7 @@ from PIL import Image
 from megadiff.checkpoint import CheckpointReader, find_checkpoint
 from tests.launch.forked import Ended, run_ranks
 from tests.launch.running import PRETRAIN, PYTHON, ROOT, SAMPLE, environment, losses
-from tests.launch.tiny import RUN_LENGTH, SMALL, TINY
+from tests.launch.tiny import RUN_LENGTH, SMALL, TINY, TINY_UNET
 
 CONVERT = str(ROOT / "launch/convert.py")
 BATCH = 4  # the global batch of the runs on image folders
@@ -74,6 +74,19 @@ SETTINGS: dict[str, tuple[int, list[str], list[str]]] = {
         2, ["--train.micro_batch_size", "2", "--train.gradient_accumulation_steps", "4"],
         ["global_batch_size 8", "micro_batch_size 2", "gradient_accumulation_steps 4", "data-parallel ranks 2", "= 16"],
     ),
+    "unet groups do not divide over the ranks": (
+        3, [_TENSOR, "3"], ["= 3", "model.norm_num_groups = 8", "use 1, 2, 4 or 8"]
+    ),
+    "unet groups do not divide the channels": (
+        2, ["--model.norm_num_groups", "12"], ["norm_num_groups = 12", "[16, 32]", "use 1, 2, 4, 8 or 16"]
+    ),
+    "unet levels do not divide the size": (2, ["--model.input_size", "9"], ["input_size = 9", "use 8 or 10"]),
+    "unet too few micro-batches to fold": (
+        2, [_PIPE, "2", "--train.gradient_accumulation_steps", "2"], ["folded", "gradient_accumulation_steps", "4"]
+    ),
+    "unet sequence parallelism without tokens": (
+        2, [_TENSOR, "2", "--sequence-parallel"], ["sequence_parallel = true", "model.condition = class"]
+    ),
 }  # fmt: skip
 
 
@@ -97,7 +110,8 @@ def test_b35_a_bad_setting_is_refused_on_every_rank_before_torch(
 ) -> None:
     world_size, flags, parts = SETTINGS[case]
     run_dir = [] if case == "no run folder" else ["--run-dir", str(tmp_path / "run")]
-    command = [PYTHON, PRETRAIN, *TINY, *flags, *run_dir]
+    base = TINY_UNET if case.startswith("unet") else TINY
+    command = [PYTHON, PRETRAIN, *base, *flags, *run_dir]
     for rank in {0, world_size - 1}:
         told = {"RANK": str(rank), "WORLD_SIZE": str(world_size)} if world_size > 1 else {}
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -125,6 +139,11 @@ def test_b26_a_bad_settings_file_is_refused_before_torch(
     named = {"yaml": "stpes", "json": "optimiser"}[kind] if content == "misspelt" else ""
     assert_refused(0, 1, done.returncode, done.stderr, str(file), named)
     assert not hatched.exists() and not (tmp_path / "run").exists()
+
+
+def test_a_cut_that_parts_a_skip_from_its_user_is_refused_on_every_rank(tmp_path: Path) -> None:
+    flags = [*TINY_UNET, _PIPE, "2", "--parallel.partition", "[1, 1, 1, 13]", "--run-dir", str(tmp_path / "run")]
+    refuse(flags, tmp_path, "parallel.partition = [1, 1, 1, 13]", "long skip", "cut symmetrically", world_size=2)
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ SMALL = (
     "--model.input_size", "8", "--model.hidden_size", "32", "--model.num_layers", "2", "--model.num_heads", "2",
     *RUN_LENGTH,
 )  # fmt: skip
-TINY = (
-    *SMALL, "--model.num_classes", "2", "--data.name", "ids", "--data.num_samples", "64",
-    "--train.global_batch_size", "8",
-)  # fmt: skip
+_DATA = ("--data.name", "ids", "--data.num_samples", "64", "--train.global_batch_size", "8")
+TINY = (*SMALL, "--model.num_classes", "2", *_DATA)
+TINY_UNET = (*RUN_LENGTH, "--model.preset", "unet-tiny-test", *_DATA)
