@@ -12,7 +12,8 @@ from deepspeed.runtime.pipe import schedule as deepspeed_schedules
 
 from megadiff.errors import PlanError
 
-Schedule = Literal["gpipe", "1f1b", "folded", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev"]
+Schedule = Literal["gpipe", "1f1b", "folded", "interleaved", "zb-h1", "zb-h2", "dualpipev"]
+FOLDED: tuple[Schedule, ...] = ("folded", "dualpipev")
 Kind = Literal["forward", "backward", "input_gradient", "weight_gradient"]
 
 
@@ -62,15 +63,17 @@ def build_program(schedule: Schedule, num_stages: int, num_ranks: int, micro_bat
 
     Args:
         schedule: `gpipe` (Huang et al. 2019), `1f1b`, `interleaved` (Narayanan et al. 2021), `zb-h1` and `zb-h2` (Qi et
-            al. 2023), `zb-v` (Qi et al. 2024), `dualpipev` (DeepSeek 2025), or `folded`, which is DualPipeV without
-            deferred weight gradients, as DeepSpeed runs it.
-        num_stages: one a rank; two for the last three; two or more for `interleaved`.
+            al. 2023), `dualpipev` (DeepSeek-AI 2025), or `folded`, which is DualPipeV without deferred weight
+            gradients, as DeepSpeed runs it.
+        num_stages: one a rank; two for the last two; two or more for `interleaved`.
+        num_ranks: pipeline ranks.
+        micro_batches: of one step.
 
     Raises:
         PlanError: a number of stages or micro-batches that the schedule cannot have.
     """
     _check(schedule, num_stages, num_ranks, micro_batches)
-    if schedule in ("folded", "zb-v", "dualpipev"):
+    if schedule in FOLDED:
         placement = (*range(num_ranks), *reversed(range(num_ranks)))
     else:
         placement = tuple(stage % num_ranks for stage in range(num_stages))
@@ -85,11 +88,13 @@ def _check(schedule: Schedule, num_stages: int, num_ranks: int, micro_batches: i
         raise PlanError(f"{where} with {micro_batches} micro-batches is no pipeline; use at least 1 of each")
     if schedule == "interleaved":
         if num_stages < 2 * num_ranks or num_stages % num_ranks:
-            raise PlanError(f"{where} needs a multiple of {num_ranks} and at least {2 * num_ranks} stages, got {num_stages}")
+            raise PlanError(
+                f"{where} needs a multiple of {num_ranks} and at least {2 * num_ranks} stages, got {num_stages}"
+            )
         if micro_batches % num_ranks:
             raise PlanError(f"{where} needs a multiple of {num_ranks} micro-batches, got {micro_batches}")
         return
-    is_folded = schedule in ("folded", "zb-v", "dualpipev")
+    is_folded = schedule in FOLDED
     stages_per_rank = 2 if is_folded else 1
     if num_stages != stages_per_rank * num_ranks:
         raise PlanError(f"{where} needs {stages_per_rank * num_ranks} stages, got {num_stages}")
@@ -187,11 +192,11 @@ def _zero_bubble(ahead: int) -> Callable[[int, int, int, int], Steps]:
 
 
 class _Phases:
-    """The steps of a rank with two stages, which each see the micro-batches in order."""
+    """The steps of a rank with two stages, each of which sees the micro-batches in order."""
 
     def __init__(self, stages: tuple[int, int]) -> None:
         self.stages, self.steps, self.deferred = stages, list[Pass](), list[Pass]()
-        self.seen: Counter[tuple[Kind, int]] = Counter()
+        self.seen: Counter[tuple[str, int]] = Counter()
 
     def forward(self, phase: int) -> None:
         self._add("forward", phase)
@@ -207,8 +212,48 @@ class _Phases:
         self.steps.append(self.deferred.pop(0))
 
     def _add(self, kind: Kind, phase: int) -> None:
-        counted: Kind = "forward" if kind == "forward" else "backward"
-        self.steps.append(Pass(kind, self.stages[phase], self.seen[counted, phase]))
-        self.seen[counted, phase] += 1
+        direction = "forward" if kind == "forward" else "backward"
+        self.steps.append(Pass(kind, self.stages[phase], self.seen[direction, phase]))
+        self.seen[direction, phase] += 1
 
 
+def _dualpipev(rank: int, num_ranks: int, num_stages: int, micro_batches: int) -> Steps:
+    """The same order as `folded`, with the weight gradients of the start and the end deferred into its gaps."""
+    phases, later = _Phases((rank, num_stages - 1 - rank)), num_ranks - rank - 1
+    for _ in range(2 * later):
+        phases.forward(0)
+    for _ in range(rank + 1):
+        phases.forward(0)
+        phases.forward(1)
+    for _ in range(later):
+        phases.backward(1, defers=True)
+        phases.weights()
+        phases.forward(1)
+    for _ in range(micro_batches - 2 * num_ranks + rank + 1):
+        phases.forward(0)
+        phases.backward(1)
+        phases.forward(1)
+        phases.backward(0)
+    for _ in range(later):
+        phases.backward(1)
+        phases.forward(1)
+        phases.backward(0)
+    for number in range(2 * (rank + 1)):
+        phases.backward(1 - number % 2, defers=number > rank)
+    for _ in range(later):
+        phases.weights()
+        phases.backward(0, defers=True)
+    for _ in range(rank + 1):
+        phases.weights()
+    return phases.steps
+
+
+_BUILDERS: dict[Schedule, Callable[[int, int, int, int], Steps]] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_forward_one_backward,
+    "folded": _folded,
+    "interleaved": _interleaved,
+    "zb-h1": _zero_bubble(1),
+    "zb-h2": _zero_bubble(2),
+    "dualpipev": _dualpipev,
+}

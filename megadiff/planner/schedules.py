@@ -19,7 +19,7 @@ LINK = Link(bytes_per_second=25e9, latency=5e-6)
 
 # The schedules of DeepSpeed, then others on the same two partitions, for comparison.
 _ON_PLAIN_STAGES: tuple[Schedule, ...] = ("1f1b", "gpipe", "zb-h1", "zb-h2")
-_ON_FOLDED_STAGES: tuple[Schedule, ...] = ("folded", "zb-v")
+_ON_FOLDED_STAGES: tuple[Schedule, ...] = ("folded", "dualpipev")
 _FOLDED_NEEDS = 2  # micro-batches for each rank
 
 
