@@ -1,21 +1,23 @@
-"""Samples a second of one training process, and bytes that a step moves between two.
+"""Samples a second of one training process, and what a step keeps (UNet) or moves between two processes (DiT).
 
-The peer is a plain PyTorch loop over diffusers' DiTTransformer2DModel of the same size: same batch, float32,
-one thread, the same objective without our engine, clipping at the same norm, AdamW. Neither keeps an
-average of its weights. Both train in turns in one process, so that a busy machine slows both.
+The peer is a plain PyTorch loop over diffusers' network of the same size, DiTTransformer2DModel or UNet2DModel: same
+batch, float32, as many threads, the same objective without our engine, clipping at the same norm, AdamW. Neither keeps
+an average of its weights. Both train in turns in one process, so that a busy machine slows both.
 """
 
 import argparse
-import multiprocessing
-import os
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing.queues import SimpleQueue
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from peers import Step, peer_network, peer_step, saved_bytes
 from report import Row, add_report_arguments, print_rows, write_json
-from torch import Tensor
+from torch import Tensor, nn
+from two_processes import run_on_two
 
 from megadiff.config.layout import resolve_layout
 from megadiff.config.load import load_config
@@ -23,17 +25,59 @@ from megadiff.config.presets import MODEL_PRESETS
 from megadiff.config.schema import Config
 from megadiff.data.batch import Batch
 from megadiff.dist import process
-from megadiff.dist.launcher import free_port
+from megadiff.dist.process import Process
 from megadiff.dist.traffic import count_traffic
 from megadiff.engine.build import build_engine
 from megadiff.engine.engine import Engine
 from megadiff.planner.memory import stage_parameters
 from megadiff.planner.traffic import SCALAR_ELEMENTS, step_traffic
 
-PEER_NOTE = (
-    "ours / other = samples a second of megadiff (DeepSpeed, ZeRO 0) / of a plain loop over diffusers' "
-    "DiTTransformer2DModel, medians; the peer carries a time and label embedder in every block"
-)
+
+@dataclass(frozen=True)
+class Subject:
+    """A network to measure.
+
+    Attributes:
+        preset, quick_preset: of the model, the latter for `--quick`.
+        batch_size, rounds, threads: of a run without flags; each number of threads gets rows of its own.
+        must, aim: limits of our samples a second by the peer's.
+        note: what the peer is.
+    """
+
+    preset: str
+    quick_preset: str
+    batch_size: int
+    rounds: int
+    threads: tuple[int, ...]
+    must: float
+    aim: float
+    note: str
+
+
+RATIO_NOTE = "ours / other = samples a second of megadiff (DeepSpeed, ZeRO 0) / of a plain loop over diffusers'"
+SUBJECTS: Mapping[str, Subject] = {
+    "dit": Subject(
+        preset="dit-small-cpu",
+        quick_preset="dit-tiny-test",
+        batch_size=32,
+        rounds=25,
+        threads=(1,),
+        must=1.0,
+        aim=1.2,
+        note=f"{RATIO_NOTE} DiTTransformer2DModel, medians; the peer carries a time and label embedder in every block",
+    ),
+    "unet": Subject(
+        preset="unet-cifar",
+        quick_preset="unet-tiny-test",
+        batch_size=16,
+        rounds=7,
+        threads=(1, 2),
+        must=1.1,
+        aim=1.3,
+        note=f"{RATIO_NOTE} UNet2DModel, medians; convolutions, three quarters of a step, are oneDNN's on both sides",
+    ),
+}
+SAVED_NOTE = "counted by autograd's hooks: each storage once, without parameters and buffers"
 TRAFFIC_NOTE = "bytes between ranks: counted / closed form of one step, both without the scalar sums of loss and norm"
 LAYOUTS: dict[str, dict[str, object]] = {
     "dp2": {},
@@ -41,26 +85,48 @@ LAYOUTS: dict[str, dict[str, object]] = {
     "tp2 + sequence parallel": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
     "pp2": {"pipeline_model_parallel_size": 2},
 }
-Step = Callable[[Tensor, Tensor, int], None]
 
 
 def main() -> None:
-    """Runs both parts and prints one table."""
+    """Prints one table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="dit-small-cpu", choices=MODEL_PRESETS, help="preset of the network")
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=25, help="turns that each side takes")
+    parser.add_argument("--model", default="dit", choices=SUBJECTS, help="kind of the network")
+    parser.add_argument("--preset", choices=MODEL_PRESETS, help="default: dit-small-cpu, unet-cifar")
+    parser.add_argument("--batch-size", type=int, help="default: 32 of a DiT, 16 of a UNet")
+    parser.add_argument("--rounds", type=int, help="turns that each side takes")
     parser.add_argument("--steps", type=int, default=1, help="steps of a turn")
+    parser.add_argument("--threads", type=int, nargs="+", help="numbers of threads, each with rows of its own")
     add_report_arguments(parser)
     arguments = parser.parse_args()
+    subject = SUBJECTS[arguments.model]
+    if arguments.preset is not None and MODEL_PRESETS[arguments.preset]["name"] != arguments.model:
+        parser.error(f"--preset {arguments.preset} is no {arguments.model}; pass --model as well")
+    choices = ("preset", "batch_size", "rounds")
+    given: dict[str, Any] = {name: value for name in choices if (value := getattr(arguments, name)) is not None}
+    if arguments.threads is not None:
+        given["threads"] = tuple(arguments.threads)
     if arguments.quick:
-        arguments.model, arguments.batch_size, arguments.rounds, arguments.steps = "dit-tiny-test", 8, 2, 1
-    torch.set_num_threads(1)
-    config = run_config(arguments.model, arguments.batch_size)
-    rows = [*speed_rows(config, arguments.rounds, arguments.steps), *traffic_rows()]
+        given = {"preset": subject.quick_preset, "batch_size": 8, "rounds": 2, "threads": (1,)}
+    rows = list(process_rows(replace(subject, **given), arguments.steps))
+    if arguments.model == "dit":
+        rows += traffic_rows()
     print_rows(rows)
     if arguments.json is not None:
         write_json(rows, arguments.json)
+
+
+def process_rows(subject: Subject, steps: int) -> Iterator[Row]:
+    """Builds both sides and measures them on each number of threads."""
+    config = run_config(subject.preset, subject.batch_size)
+    engine = build_engine(config, resolve_layout(config, 1), process.start(timeout_seconds=600))
+    peer = peer_network(config.model)
+    sides = {"ours": our_step(engine), "peer": peer_step(config, peer)}
+    for number in subject.threads:
+        torch.set_num_threads(number)
+        yield from speed_rows(subject, config, sides, steps)
+    if config.model.name == "unet":
+        yield activation_row(engine, peer)
+    process.stop()
 
 
 def run_config(preset: str, batch_size: int, **parallel: object) -> Config:
@@ -76,15 +142,13 @@ def run_config(preset: str, batch_size: int, **parallel: object) -> Config:
     return load_config(None, settings | {f"parallel.{key}": value for key, value in parallel.items()})
 
 
-def speed_rows(config: Config, rounds: int, steps: int) -> list[Row]:
+def speed_rows(subject: Subject, config: Config, sides: Mapping[str, Step], steps: int) -> list[Row]:
     """Trains both sides in turns and compares the medians of their samples a second."""
     batch_size = config.train.global_batch_size
-    engine = build_engine(config, resolve_layout(config, 1), process.start(timeout_seconds=600))
-    sides = {"ours": our_step(engine), "peer": peer_step(config)}
     wall: dict[str, list[float]] = {name: [] for name in sides}
     busy: dict[str, list[float]] = {name: [] for name in sides}
     position = 0
-    for turn in range(rounds + 2):
+    for turn in range(subject.rounds + 2):
         images, labels = random_batch(config, turn)
         for name in list(sides) if turn % 2 else list(reversed(sides)):
             started, started_busy = time.perf_counter(), time.process_time()
@@ -94,10 +158,10 @@ def speed_rows(config: Config, rounds: int, steps: int) -> list[Row]:
                 wall[name].append(steps * batch_size / (time.perf_counter() - started))
                 busy[name].append(steps * batch_size / (time.process_time() - started_busy))
         position += batch_size
-    process.stop()
-    size = f"{config.model.preset}, batch {batch_size}, fp32"
+    threads = torch.get_num_threads()
+    size = f"{config.model.preset}, batch {batch_size}, fp32, {threads} thread{'s' if threads > 1 else ''}"
     return [
-        _speed_row(f"training ({size})", wall, must=1.0, aim=1.2, note=PEER_NOTE),
+        _speed_row(f"training ({size})", wall, subject.must, subject.aim, subject.note),
         _speed_row("the same by CPU time", busy, note="leaves out what other programs took from the core"),
     ]
 
@@ -126,48 +190,26 @@ def our_step(engine: Engine) -> Step:
     return step
 
 
-def peer_step(config: Config) -> Step:
-    """One step of the plain loop with the same schedule, prediction, clipping and optimizer."""
-    from diffusers import DiTTransformer2DModel
-
-    from megadiff.diffusion.prediction import target
-    from megadiff.diffusion.schedule import make_schedule
-
-    model, settings = config.model, config.optimizer
-    network = DiTTransformer2DModel(
-        num_attention_heads=model.num_heads,
-        attention_head_dim=model.hidden_size // model.num_heads,
-        in_channels=model.in_channels,
-        out_channels=model.in_channels,
-        num_layers=model.num_layers,
-        sample_size=model.input_size,
-        patch_size=model.patch_size,
-        num_embeds_ada_norm=model.num_classes,
-    )
-    optimizer = torch.optim.AdamW(
-        network.parameters(), lr=settings.lr, betas=settings.betas, eps=settings.eps, weight_decay=0.0
-    )
-    schedule = make_schedule(config.diffusion.schedule, config.diffusion.num_train_timesteps)
-
-    def step(images: Tensor, labels: Tensor, position: int) -> None:
-        t = torch.randint(config.diffusion.num_train_timesteps, labels.shape)
-        noise = torch.randn_like(images)
-        alpha, sigma = schedule.at(t, images)
-        output = network(alpha * images + sigma * noise, timestep=t, class_labels=labels).sample
-        wanted = target(config.diffusion.prediction, images, noise, alpha, sigma)
-        torch.nn.functional.mse_loss(output, wanted).backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), settings.clip_norm)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+def activation_row(engine: Engine, peer: nn.Module) -> Row:
+    """Bytes that a forward pass of each side saves for its backward pass."""
+    images, labels = random_batch(engine.config, 0)
+    t = torch.full_like(labels, 500)
+    engine.chain.dropout_seeds = itertools.repeat(0)
+    with saved_bytes(engine.chain) as ours:
+        engine.chain((images, t, labels))
+    with saved_bytes(peer) as other:
+        peer(images, timestep=t, class_labels=labels)
+    mebibytes = [saved.total / 2**20 for saved in (ours, other)]
+    ratio = ours.total / other.total
+    name = f"activations saved for backward, batch {len(images)}"
+    return Row(name, *mebibytes, "MiB", ratio, must=0.8, aim=0.65, lower_is_better=True, note=SAVED_NOTE)
 
 
 def traffic_rows() -> Iterator[Row]:
     """Bytes of one step on two processes: counted by ours, predicted as the other figure."""
     for name, settings in LAYOUTS.items():
         config = run_config("dit-tiny-test", 8, **settings)
-        counted = sum(run_on_two(config))
+        counted = sum(run_on_two(count_bytes, config))
         layout, stages = resolve_layout(config, 2), stage_parameters(config)
         of_stages = [sum(step_traffic(config, layout, n, stage).values()) for n, stage in enumerate(stages)]
         predicted = sum(of_stages) * 2 // len(stages)
@@ -184,28 +226,10 @@ def traffic_rows() -> Iterator[Row]:
         )
 
 
-def run_on_two(config: Config) -> list[int]:
-    """The bytes that each of two processes hands to torch.distributed in its third step."""
-    context = multiprocessing.get_context("spawn")
-    results: SimpleQueue[int] = context.SimpleQueue()
-    port = free_port()
-    ranks = [context.Process(target=count_bytes, args=(config, rank, port, results)) for rank in range(2)]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    if any(rank.exitcode for rank in ranks):
-        raise SystemExit("a process of the traffic count failed; its error is above")
-    return [results.get() for _ in ranks]
-
-
-def count_bytes(config: Config, rank: int, port: int, results: "SimpleQueue[int]") -> None:
-    """What one of the two processes does."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    layout = resolve_layout(config, 2)
-    engine = build_engine(config, layout, process.start(timeout_seconds=600))
+def count_bytes(this: Process, config: Config) -> int:
+    """The bytes that this process hands to torch.distributed in its third step."""
+    layout = resolve_layout(config, this.world_size)
+    engine = build_engine(config, layout, this)
     images, labels = random_batch(config, 0)
     size = layout.micro_batch_size
     micro_batches = [Batch(images[:size], labels[:size], torch.arange(size), None) for _ in range(layout.accumulation)]
@@ -213,8 +237,7 @@ def count_bytes(config: Config, rank: int, port: int, results: "SimpleQueue[int]
         engine.train_step(micro_batches)
     with count_traffic(SCALAR_ELEMENTS) as traffic:
         engine.train_step(micro_batches)
-    results.put(traffic.payload.total())
-    process.stop()
+    return traffic.payload.total()
 
 
 if __name__ == "__main__":

@@ -102,7 +102,8 @@ class Dropout(nn.Module):
         if not self.training or self.probability == 0:
             return x
         with random_stream(self.stream):
-            return F.dropout(x, self.probability)
+            # Keeps its mask as bytes; F.dropout on CPU keeps one in the dtype of x.
+            return torch.native_dropout(x, self.probability, True)[0]
 
 
 class AttentionDropout(Dropout):

@@ -38,6 +38,7 @@ def meta_inputs(model: ModelConfig, batch: int) -> tuple[torch.Tensor, torch.Ten
         return x_t, torch.empty(batch, dtype=torch.int64), labels
 
 
+@cache
 def skip_shapes(model: ModelConfig) -> Mapping[str, Shape]:
     """Shape, without the batch dim, of each long skip, by the layer that it comes from."""
     shapes, names = entering_shapes(model), list(entering_shapes(model))

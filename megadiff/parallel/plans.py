@@ -1,6 +1,7 @@
 """The plan of each network."""
 
 from dataclasses import replace
+from functools import cache
 
 from megadiff.config.schema import ModelConfig
 from megadiff.models import meta_chain
@@ -98,6 +99,7 @@ def _with_transformers(plan: Plan, unit: str) -> Plan:
     )
 
 
+@cache
 def plan_for(model: ModelConfig) -> Plan:
     """The tensor-parallel plan of the network that `model` describes."""
     return {"dit": dit_plan, "unet": unet_plan}[model.name](model)

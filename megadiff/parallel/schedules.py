@@ -5,67 +5,27 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from deepspeed.runtime.pipe import schedule as deepspeed_schedules
 
 from megadiff.errors import PlanError
+from megadiff.parallel.program import Exchange, Kind, Message, Pass, Program, Steps
+from megadiff.parallel.zero_bubble_v import zero_bubble_v_steps
 
-Schedule = Literal["gpipe", "1f1b", "folded", "interleaved", "zb-h1", "zb-h2", "dualpipev"]
-FOLDED: tuple[Schedule, ...] = ("folded", "dualpipev")
-Kind = Literal["forward", "backward", "input_gradient", "weight_gradient"]
-
-
-class Pass(NamedTuple):
-    """Work on one micro-batch in one stage; `backward` is both gradients at once, the last two are its parts."""
-
-    kind: Kind
-    stage: int
-    micro_batch: int
-
-
-class Message(NamedTuple):
-    """What a stage computed for a micro-batch: its output, for the next stage, or a gradient, for the one before."""
-
-    is_gradient: bool
-    stage: int
-    micro_batch: int
-
-
-class Exchange(NamedTuple):
-    """Messages that start together and that a rank waits for, on both sides, before it goes on."""
-
-    sends: tuple[Message, ...]
-    receives: tuple[Message, ...]
-
-
-Steps = Sequence[Pass | Exchange]
-
-
-@dataclass(frozen=True)
-class Program:
-    """A schedule for a number of ranks and micro-batches.
-
-    Attributes:
-        steps: of each rank, in its order.
-        rank_of_stage: the rank that runs each stage.
-        is_eager: messages leave when they are ready and nobody waits to send, so that the steps name no exchanges.
-    """
-
-    steps: tuple[Steps, ...]
-    rank_of_stage: tuple[int, ...]
-    is_eager: bool
+Schedule = Literal["gpipe", "1f1b", "folded", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipev"]
+_DUALPIPEV: tuple[Schedule, ...] = ("folded", "dualpipev")
+_MIRRORED: tuple[Schedule, ...] = (*_DUALPIPEV, "zb-v")
 
 
 def build_program(schedule: Schedule, num_stages: int, num_ranks: int, micro_batches: int) -> Program:
     """The steps of every rank under a schedule.
 
     Args:
-        schedule: `gpipe` (Huang et al. 2019), `1f1b`, `interleaved` (Narayanan et al. 2021), `zb-h1` and `zb-h2` (Qi et
-            al. 2023), `dualpipev` (DeepSeek-AI 2025), or `folded`, which is DualPipeV without deferred weight
-            gradients, as DeepSpeed runs it.
-        num_stages: one a rank; two for the last two; two or more for `interleaved`.
+        schedule: `gpipe` (Huang et al. 2019), `1f1b`, `interleaved` (Narayanan et al. 2021), `zb-h1`, `zb-h2` and
+            `zb-v` (Qi et al. 2023), `dualpipev` (DeepSeek-AI 2025), or `folded`, which is DualPipeV without deferred
+            weight gradients, as DeepSpeed runs it.
+        num_stages: one a rank; two for the last three; two or more for `interleaved`.
         num_ranks: pipeline ranks.
         micro_batches: of one step.
 
@@ -73,12 +33,15 @@ def build_program(schedule: Schedule, num_stages: int, num_ranks: int, micro_bat
         PlanError: a number of stages or micro-batches that the schedule cannot have.
     """
     _check(schedule, num_stages, num_ranks, micro_batches)
-    if schedule in FOLDED:
+    if schedule in _MIRRORED:
         placement = (*range(num_ranks), *reversed(range(num_ranks)))
     else:
         placement = tuple(stage % num_ranks for stage in range(num_stages))
-    build = _BUILDERS[schedule]
-    steps = tuple(build(rank, num_ranks, num_stages, micro_batches) for rank in range(num_ranks))
+    if schedule == "zb-v":
+        steps = zero_bubble_v_steps(num_ranks, micro_batches)
+    else:
+        build = _BUILDERS[schedule]
+        steps = tuple(build(rank, num_ranks, num_stages, micro_batches) for rank in range(num_ranks))
     return Program(steps, placement, is_eager=schedule not in ("1f1b", "folded"))
 
 
@@ -94,11 +57,10 @@ def _check(schedule: Schedule, num_stages: int, num_ranks: int, micro_batches: i
         if micro_batches % num_ranks:
             raise PlanError(f"{where} needs a multiple of {num_ranks} micro-batches, got {micro_batches}")
         return
-    is_folded = schedule in FOLDED
-    stages_per_rank = 2 if is_folded else 1
+    stages_per_rank = 2 if schedule in _MIRRORED else 1
     if num_stages != stages_per_rank * num_ranks:
         raise PlanError(f"{where} needs {stages_per_rank * num_ranks} stages, got {num_stages}")
-    if is_folded and micro_batches < 2 * num_ranks:
+    if schedule in _DUALPIPEV and micro_batches < 2 * num_ranks:
         raise PlanError(f"{where} needs at least {2 * num_ranks} micro-batches, got {micro_batches}")
 
 

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megadiff.errors import PlanError
-from megadiff.parallel.schedules import Exchange, Message, Pass, Program, Schedule, build_program
+from megadiff.parallel.program import Exchange, Message, Pass, Program, needed_message
+from megadiff.parallel.schedules import Schedule, build_program
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class _Run:
         return self.position[rank] > before or len(self.posted) > posted
 
     def _compute(self, rank: int, step: Pass) -> bool:
-        needed = self._input(step)
+        needed = needed_message(step, len(self.stages))
         if needed is not None and needed not in self.arrived:
             return False
         start = max(self.clock[rank], self.arrived[needed] if needed is not None else 0.0)
@@ -136,14 +137,6 @@ class _Run:
         self._hold(rank, step)
         self._make(rank, step)
         return True
-
-    def _input(self, step: Pass) -> Message | None:
-        """What a pass works on; the first stage reads data, and the last one's gradient comes from the loss."""
-        if step.kind == "forward" and step.stage > 0:
-            return Message(False, step.stage - 1, step.micro_batch)
-        if step.kind in ("backward", "input_gradient") and step.stage + 1 < len(self.stages):
-            return Message(True, step.stage + 1, step.micro_batch)
-        return None
 
     def _seconds(self, step: Pass) -> float:
         cost = self.stages[step.stage]

@@ -74,9 +74,7 @@ def sampled(x: Tensor, dx: Tensor, dy: Tensor) -> Tensor:
     rows, columns = torch.arange(height, dtype=x.dtype), torch.arange(width, dtype=x.dtype)
     along_x = (columns + dx.flatten()[:, None]) * 2 / (width - 1) - 1  # (B C, W)
     along_y = (rows + dy.flatten()[:, None]) * 2 / (height - 1) - 1  # (B C, H)
-    grid = torch.stack(
-        [along_x[:, None, :].expand(-1, height, -1), along_y[:, :, None].expand(-1, -1, width)], dim=-1
-    )
+    grid = torch.stack([along_x[:, None, :].expand(-1, height, -1), along_y[:, :, None].expand(-1, -1, width)], dim=-1)
     moved = F.grid_sample(x.reshape(-1, 1, height, width), grid, "bilinear", "border", align_corners=True)
     return moved.view(batch, channels, height, width)
 

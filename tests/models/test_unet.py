@@ -164,8 +164,7 @@ def test_attention_of_a_map_equals_attention_written_out() -> None:
     for head in range(4):  # of 8 channels
         rows = slice(8 * head, 8 * head + 8)
         q, k, v = (
-            tokens @ p.weight[rows].T + p.bias[rows]
-            for p in (layer.attention.q, layer.attention.k, layer.attention.v)
+            tokens @ p.weight[rows].T + p.bias[rows] for p in (layer.attention.q, layer.attention.k, layer.attention.v)
         )
         heads.append(torch.softmax(q @ k.T / 8**0.5, dim=1) @ v)
     out = torch.cat(heads, dim=1) @ layer.attention.out.weight.T + layer.attention.out.bias

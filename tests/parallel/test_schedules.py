@@ -3,11 +3,12 @@
 import pytest
 
 from megadiff.errors import PlanError
-from megadiff.parallel.schedules import Exchange, Pass, Program, Schedule, build_program
+from megadiff.parallel.program import Exchange, Pass, Program
+from megadiff.parallel.schedules import Schedule, build_program
 
 RANKS = [1, 2, 4, 5]
 STAGES_PER_RANK: dict[Schedule, int] = {
-    "gpipe": 1, "1f1b": 1, "folded": 2, "interleaved": 3, "zb-h1": 1, "zb-h2": 1, "dualpipev": 2,
+    "gpipe": 1, "1f1b": 1, "folded": 2, "interleaved": 3, "zb-h1": 1, "zb-h2": 1, "zb-v": 2, "dualpipev": 2,
 }  # fmt: skip
 
 
@@ -66,6 +67,7 @@ def test_a_folded_pipeline_puts_mirrored_stages_on_one_rank() -> None:
         ("folded", 4, 2, 3, "needs at least 4 micro-batches, got 3"),
         ("folded", 2, 2, 4, "needs 4 stages, got 2"),
         ("dualpipev", 4, 2, 3, "needs at least 4 micro-batches, got 3"),
+        ("zb-v", 2, 2, 4, "needs 4 stages, got 2"),
         ("1f1b", 4, 2, 4, "needs 2 stages, got 4"),
         ("interleaved", 2, 2, 4, "needs a multiple of 2 and at least 4 stages, got 2"),
         ("interleaved", 4, 2, 3, "needs a multiple of 2 micro-batches, got 3"),

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from megadiff.errors import PlanError
 from megadiff.parallel import simulate as module
-from megadiff.parallel.schedules import Exchange, Message, Pass, Program, Schedule
+from megadiff.parallel.program import Exchange, Message, Pass, Program
+from megadiff.parallel.schedules import Schedule
 from megadiff.parallel.simulate import Link, Simulation, StageCost, simulate
 from tests.parallel.test_schedules import STAGES_PER_RANK
 
@@ -64,12 +65,27 @@ def test_zero_bubble_h2_has_none_where_all_parts_take_as_long() -> None:
     assert found.spans == found.busy
 
 
+@pytest.mark.parametrize(("ranks", "micro_batches"), [*SIZES, (3, 7), (5, 10), (10, 20), (12, 51)])
+def test_zero_bubble_v_has_the_shortest_step_there_is_in_the_memory_of_1f1b(ranks: int, micro_batches: int) -> None:
+    """The last rank cannot start before p - 1 passes of others; then no pass of it waits, as of Qi et al., section 6.
+
+    Stages are half of 1F1B's, so 2 p of them are the p that 1F1B's first rank holds.
+    """
+    found = run("zb-v", ranks, micro_batches, backward=2.0)
+    assert found.step_seconds == exactly(6 * micro_batches + ranks - 1)
+    assert found.spans[-1] == exactly(found.busy[-1])
+    assert found.peak_activations == (2 * ranks,) * ranks
+
+
 @pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
 def test_peak_activations_of_a_rank(ranks: int, micro_batches: int) -> None:
     order = range(ranks)
     assert run("gpipe", ranks, micro_batches).peak_activations == (micro_batches,) * ranks
     assert run("1f1b", ranks, micro_batches).peak_activations == tuple(min(ranks - r, micro_batches) for r in order)
     assert run("zb-h1", ranks, micro_batches).peak_activations == (min(ranks, micro_batches),) * ranks
+    # Narayanan et al. 2021: this many forwards ahead, and the one whose backward comes next.
+    ahead = [2 * (ranks - r - 1) + (STAGES_PER_RANK["interleaved"] - 1) * ranks + 1 for r in order]
+    assert run("interleaved", ranks, micro_batches).peak_activations == tuple(ahead)
     # 2 p + 1 half-size stages: one more than 1F1B's first rank, on every rank.
     assert run("folded", ranks, micro_batches).peak_activations == (2 * ranks + 1,) * ranks
 
@@ -90,11 +106,22 @@ def test_a_folded_pipeline_idles_less_than_1f1b_and_defers_nothing(ranks: int, m
 @pytest.mark.parametrize(("ranks", "micro_batches"), SIZES)
 @pytest.mark.parametrize("schedule", STAGES_PER_RANK)
 def test_bytes_cross_every_boundary_between_ranks_both_ways(schedule: Schedule, ranks: int, micro_batches: int) -> None:
-    place = {"folded": "v", "dualpipev": "v"}.get(schedule, "round")
+    place = {"folded": "v", "zb-v": "v", "dualpipev": "v"}.get(schedule, "round")
     stages = STAGES_PER_RANK[schedule] * ranks
     crossings = 0 if ranks == 1 else stages - (2 if place == "v" else 1)
     found = run(schedule, ranks, micro_batches)
     assert sum(found.sent_bytes) == 2 * 10 * crossings * micro_batches
+
+
+def test_who_sends_the_bytes() -> None:
+    """A rank sends an activation or a gradient to each neighbour; the mirrored stages of a rank send one each way."""
+    assert run("1f1b", 4, 8).sent_bytes == (80, 160, 160, 80)
+    assert run("folded", 4, 8).sent_bytes == (160, 320, 320, 160)
+    # Boundaries of 1, 2, 3 and 0 bytes: outputs go on, gradients of the same size go back.
+    stages = [StageCost(1.0, 2.0, 1.0, 1, size) for size in (1, 2, 3, 0)]
+    assert simulate("1f1b", stages, 4, 1, FREE).sent_bytes == (1, 1 + 2, 2 + 3, 3)
+    assert simulate("folded", stages, 2, 4, FREE).sent_bytes == (4 * (1 + 3), 4 * (1 + 3))
+    assert simulate("interleaved", stages, 2, 2, FREE).sent_bytes == (2 * (1 + 2 + 3), 2 * (1 + 2 + 3))
 
 
 def test_a_transfer_takes_bytes_over_bandwidth_and_latency() -> None:
@@ -132,6 +159,18 @@ def pipelines(draw: st.DrawFn) -> tuple[Schedule, list[StageCost], int, int, Lin
         )
     link = Link(draw(st.floats(1.0, 1e4)), draw(st.floats(0.0, 1.0)))
     return schedule, stages, ranks, ranks * draw(st.integers(2, 4)), link
+
+
+@given(pipelines(), st.floats(1.0, 1e4))
+def test_a_faster_link_never_makes_a_step_slower(
+    pipeline: tuple[Schedule, list[StageCost], int, int, Link], other: float
+) -> None:
+    schedule, stages, ranks, micro_batches, link = pipeline
+    slow, fast = sorted((link.bytes_per_second, other))
+    found = [
+        simulate(schedule, stages, ranks, micro_batches, Link(bandwidth, link.latency)) for bandwidth in (slow, fast)
+    ]
+    assert found[1].step_seconds <= found[0].step_seconds * (1 + 1e-9)
 
 
 @given(pipelines())
