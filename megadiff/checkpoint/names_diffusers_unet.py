@@ -1,8 +1,8 @@
 """Names of diffusers' `UNet2DModel` (classes or no condition) and `UNet2DConditionModel` (a text).
 
 Upstream facts (diffusers 0.42: unets/unet_2d*.py, resnet.py, transformer_2d.py, attention.py): up_blocks count from the
-coarsest level, `time_emb_proj` holds scale before shift, and the first half of a GEGLU's projection is not gated. A class
-embedding there has no row for "no condition"; the last one is taken to be it.
+coarsest level, `time_emb_proj` holds scale before shift, and the first half of a GEGLU's projection is not gated. A
+class embedding there has no row for "no condition"; the last one is taken to be it.
 """
 
 from megadiff.checkpoint.diffusers_class import DiffusersClass

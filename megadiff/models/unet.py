@@ -24,7 +24,7 @@ State = tuple[Tensor, ...]
 _MLP_RATIO = 4
 _LAYER_NORM_EPS = 1e-5
 _TRANSFORMER_NORM_EPS = 1e-6
-_SIZE_FEATURES = 256
+SIZE_FEATURES = 256
 SIZE_NUMBERS = 6  # height and width of the original, top and left of the crop, height and width of the target
 
 
@@ -37,7 +37,7 @@ class TextCondition(nn.Module):
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
         self.pixel_size, self.freq_shift = model.pixel_size, model.time_freq_shift
-        sizes = SIZE_NUMBERS * _SIZE_FEATURES if model.pixel_size else 0
+        sizes = SIZE_NUMBERS * SIZE_FEATURES if model.pixel_size else 0
         self.fc1 = nn.Linear(model.pooled_dim + sizes, time_channels(model))
         self.fc2 = nn.Linear(time_channels(model), time_channels(model))
 
@@ -45,7 +45,7 @@ class TextCondition(nn.Module):
         if self.pixel_size:
             size = float(self.pixel_size)
             numbers = torch.tensor([size, size, 0.0, 0.0, size, size], device=pooled.device)
-            features = sinusoids(numbers, _SIZE_FEATURES, self.freq_shift, pooled.dtype).flatten()
+            features = sinusoids(numbers, SIZE_FEATURES, self.freq_shift, pooled.dtype).flatten()
             pooled = torch.cat([pooled, features.expand(len(pooled), -1)], dim=1)
         return self.fc2(F.silu(self.fc1(pooled)))
 

@@ -60,10 +60,13 @@ def inputs(config: Config) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def our_output(config: Config, weights: Mapping[str, Tensor]) -> Tensor:
+def our_output(
+    config: Config, weights: Mapping[str, Tensor], state: tuple[Tensor, Tensor, Tensor] | None = None
+) -> Tensor:
+    """What our network computes for a state, by default for `inputs`."""
     network = build_network(config.model, 0)
     network.load_state_dict(dict(weights), strict=True)
-    return network.eval()(inputs(config))
+    return network.eval()(inputs(config) if state is None else state)
 
 
 def dit_output(weights: Mapping[str, Tensor], num_heads: int, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
