@@ -10,15 +10,23 @@ from safetensors import safe_open
 
 from megadiff.checkpoint import CheckpointReader, find_checkpoint
 from megadiff.cli_convert import main, parse_size
-from megadiff.config.load import to_yaml
+from megadiff.config.load import load_config, to_yaml
 from megadiff.errors import ConfigError
 from tests.checkpoint.networks import random_run, tiny_config
 
 ROOT = Path(__file__).parent.parent
 
 
-def test_out_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = tiny_config(time_freq_shift=1)
+CONFIGS = {
+    "dit": tiny_config(time_freq_shift=1),
+    "unet": load_config(None, {"model.preset": "unet-tiny-test", "data.name": "ids"}),
+    "text unet": load_config(None, {"model.preset": "unet-text-tiny-test", "data.name": "ids"}),
+}
+
+
+@pytest.mark.parametrize("network", CONFIGS)
+def test_out_and_back(network: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = CONFIGS[network]
     run, out, new = (str(tmp_path / name) for name in ("run", "out", "new"))
     random_run(Path(run), config)
     options = ["--weights", "raw", "--dtype", "bfloat16", "--max-shard-size", "40KB"]

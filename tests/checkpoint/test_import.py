@@ -128,7 +128,7 @@ def test_another_norm_eps_needs_consent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"_class_name": "UNet2DModel"}, "UNet2DModel"),
+        ({"_class_name": "PixArtTransformer2DModel"}, "PixArtTransformer2DModel"),
         ({"activation_fn": "geglu"}, "activation_fn"),
         ({"attention_bias": False}, "attention_bias"),
         ({"out_channels": 7}, "out_channels = 7"),
