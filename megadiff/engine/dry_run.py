@@ -22,12 +22,12 @@ def describe(config: Config, layout: Layout) -> str:
         config: a complete, checked config.
         layout: of the number of processes that the run would have.
     """
-    ranks = stage_parameters(config)
+    ranks, held = stage_parameters(config), activation_bytes(config, layout)
     sections = [
         to_yaml(config).rstrip(),
         _layout_section(config, layout, ranks),
-        _stage_section(config, layout, ranks),
-        *([_schedule_section(config, layout)] if layout.pipeline > 1 else []),
+        _stage_section(config, layout, ranks, held),
+        *([_schedule_section(config, layout, held)] if layout.pipeline > 1 else []),
         _memory_section(config, layout, ranks),
         _traffic_section(config, layout, ranks),
     ]
@@ -48,7 +48,7 @@ def _layout_section(config: Config, layout: Layout, ranks: list[StageParameters]
     return "\n".join(f"{label:<10}  {text}" for label, text in lines.items())
 
 
-def _stage_section(config: Config, layout: Layout, ranks: list[StageParameters]) -> str:
+def _stage_section(config: Config, layout: Layout, ranks: list[StageParameters], held: list[int]) -> str:
     costs, elements = layer_flops(config.model), {name: size for rank in ranks for name, size in rank.layers.items()}
     total = sum(costs.values())
     rows: list[Row] = [
@@ -56,7 +56,7 @@ def _stage_section(config: Config, layout: Layout, ranks: list[StageParameters])
     ]
     stages = stage_layers(config)
     sent = [hop.size for hop in pipeline_hops(config, layout)] + [0]
-    for number, (names, held) in enumerate(zip(stages, activation_bytes(config, layout), strict=True)):
+    for number, (names, activations) in enumerate(zip(stages, held, strict=True)):
         cost = sum(costs[name] for name in names)
         rows.append(
             (
@@ -66,7 +66,7 @@ def _stage_section(config: Config, layout: Layout, ranks: list[StageParameters])
                 f"{sum(elements[name] for name in names):,}",
                 f"{cost / 1e9:,.3f}",
                 f"{cost / total:.1%}",
-                readable_bytes(held),
+                readable_bytes(activations),
                 readable_bytes(sent[number]),
             )
         )
@@ -77,9 +77,9 @@ def _span(layers: Sequence[str]) -> str:
     return layers[0] if len(layers) == 1 else f"{layers[0]} ... {layers[-1]} ({len(layers)})"
 
 
-def _schedule_section(config: Config, layout: Layout) -> str:
+def _schedule_section(config: Config, layout: Layout, held: list[int]) -> str:
     rows: list[Row] = [("schedule", "sent a micro-batch", "step", "bubble", "peak activations")]
-    for cost in schedule_costs(config, layout):
+    for cost in schedule_costs(config, layout, held):
         simulation = cost.simulation
         rows.append(
             (
@@ -91,7 +91,8 @@ def _schedule_section(config: Config, layout: Layout) -> str:
             )
         )
     where = f"{FLOPS_PER_SECOND / 1e12:.0f} TFLOP/s a device and {LINK.bytes_per_second / 1e9:.0f} GB/s a link"
-    return f"{table(rows)}\nsimulated with {where}; only 1f1b and folded can be run, the others are for comparison"
+    return f"{table(rows)}\nsimulated with {where}; only 1f1b and folded can be run, the others, in their orders for equal stages,\n"
+        "are for comparison"
 
 
 def _memory_section(config: Config, layout: Layout, ranks: list[StageParameters]) -> str:

@@ -19,7 +19,7 @@ LINK = Link(bytes_per_second=25e9, latency=5e-6)
 
 # The schedules of DeepSpeed, then others on the same two partitions, for comparison.
 _ON_PLAIN_STAGES: tuple[Schedule, ...] = ("1f1b", "gpipe", "zb-h1", "zb-h2")
-_ON_FOLDED_STAGES: tuple[Schedule, ...] = ("folded", "dualpipev")
+_ON_FOLDED_STAGES: tuple[Schedule, ...] = ("folded", "zb-v", "dualpipev")
 _FOLDED_NEEDS = 2  # micro-batches for each rank
 
 
@@ -40,19 +40,21 @@ class ScheduleCost:
     simulation: Simulation
 
 
-def schedule_costs(config: Config, layout: Layout) -> list[ScheduleCost]:
+def schedule_costs(config: Config, layout: Layout, held: list[int]) -> list[ScheduleCost]:
     """All schedules that the layout's number of micro-batches allows, on the automatic or the given partition.
 
     Args:
         config: with a pipeline.
         layout: of the number of processes that the run would have.
+        held: `activation_bytes(config, layout)`.
     """
     costs = []
     for runs_folded, schedules in ((False, _ON_PLAIN_STAGES), (True, _ON_FOLDED_STAGES)):
         if runs_folded and not _can_fold(config, layout):
             continue
         changed = _with_schedule(config, "folded" if runs_folded else "1f1b")
-        stages = stage_costs(changed, layout)
+        own = held if runs_folded == is_folded(config) else activation_bytes(changed, layout)
+        stages = stage_costs(changed, layout, own)
         sent = 2 * sum(hop.size for hop in pipeline_hops(changed, layout))
         for name in schedules:
             simulation = simulate(name, stages, layout.pipeline, layout.accumulation, LINK)
@@ -80,7 +82,7 @@ def _with_schedule(config: Config, schedule: Literal["1f1b", "folded"]) -> Confi
     return config.model_copy(update={"parallel": parallel})
 
 
-def stage_costs(config: Config, layout: Layout) -> list[StageCost]:
+def stage_costs(config: Config, layout: Layout, held: list[int]) -> list[StageCost]:
     """Costs of every stage for one micro-batch of one tensor rank on the nominal device.
 
     The backward pass does twice the forward's operations, half of them for the weights, and with full checkpointing the
@@ -90,8 +92,8 @@ def stage_costs(config: Config, layout: Layout) -> list[StageCost]:
     sent = [hop.size for hop in pipeline_hops(config, layout)] + [0]
     again = 1 if config.train.activation_checkpointing == "full" else 0
     costs = []
-    for names, held, boundary in zip(stage_layers(config), activation_bytes(config, layout), sent, strict=True):
+    for names, activations, boundary in zip(stage_layers(config), held, sent, strict=True):
         operations = layout.micro_batch_size * sum(flops[name] for name in names) / layout.tensor
         seconds = operations / FLOPS_PER_SECOND
-        costs.append(StageCost(seconds, (2 + again) * seconds, seconds, held, boundary))
+        costs.append(StageCost(seconds, (2 + again) * seconds, seconds, activations, boundary))
     return costs

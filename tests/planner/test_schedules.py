@@ -6,6 +6,7 @@ from megadiff.config.layout import Layout, resolve_layout
 from megadiff.config.presets import preset_values
 from megadiff.config.schema import Config, ModelConfig
 from megadiff.models.flops import layer_flops
+from megadiff.planner.activations import activation_bytes
 from megadiff.planner.schedules import FLOPS_PER_SECOND, ScheduleCost, schedule_costs, stage_costs
 from megadiff.planner.traffic import pipeline_traffic
 from tests.planner.networks import small_config
@@ -19,7 +20,7 @@ def planned(model: ModelConfig | None, ranks: int, **settings: object) -> tuple[
 
 
 def by_name(config: Config, layout: Layout) -> dict[str, ScheduleCost]:
-    return {cost.schedule: cost for cost in schedule_costs(config, layout)}
+    return {cost.schedule: cost for cost in schedule_costs(config, layout, activation_bytes(config, layout))}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "folded"])
@@ -54,7 +55,7 @@ def test_a_chain_too_short_to_fold_is_simulated_unfolded_only() -> None:
 def test_costs_of_the_stages_add_up_to_the_network(checkpointing: str) -> None:
     model = ModelConfig(**preset_values("unet-tiny-test"))
     config, layout = planned(model, 2, checkpointing=checkpointing)
-    stages = stage_costs(config, layout)
+    stages = stage_costs(config, layout, activation_bytes(config, layout))
     seconds = layout.micro_batch_size * sum(layer_flops(model).values()) / FLOPS_PER_SECOND
     assert sum(stage.forward for stage in stages) == pytest.approx(seconds)
     assert sum(stage.weight for stage in stages) == pytest.approx(seconds)
