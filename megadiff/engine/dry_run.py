@@ -92,8 +92,8 @@ def _schedule_section(config: Config, layout: Layout, held: list[int]) -> str:
         )
     where = f"{FLOPS_PER_SECOND / 1e12:.0f} TFLOP/s a device and {LINK.bytes_per_second / 1e9:.0f} GB/s a link"
     return (
-        f"{table(rows)}\nsimulated with {where}; only 1f1b and folded can be run, the others are for comparison, in their\n"
-        "orders for equal stages"
+        f"{table(rows)}\nsimulated with {where}; only 1f1b and folded can be run, the others are for comparison, in\n"
+        "their orders for equal stages"
     )
 
 
