@@ -29,10 +29,11 @@ def test_b38_kernels_and_plain_pytorch_agree(widths: tuple[int, int], side: int)
     values = {**preset_values("unet-tiny-test"), "block_out_channels": widths, "norm_num_groups": WIDTHS[widths]}
     model = ModelConfig(**{**values, "attention_head_dim": 4, "input_size": side})
     errors = {}
-    state = torch.randn(2, 3, side, side), torch.tensor([3, 800]), torch.tensor([1, 2])
+    images = torch.randn(2, 3, side, side, generator=torch.Generator().manual_seed(side))
+    state = images, torch.tensor([3, 800]), torch.tensor([1, 2])
     exact = _gradients(network(model, "off", torch.float64), state)
     # What is added to all keys, or to a group of one channel, changes nothing: such gradients are rounding alone.
-    least = 1e-6 * max(value.norm() for value in exact.values())
+    least = 1e-3 * max(value.norm() for value in exact.values())
     size = {name: value.norm().clamp(min=least) for name, value in exact.items()}
     for kernels in ("required", "off"):
         found = _gradients(network(model, kernels, torch.float32), state)
