@@ -1,4 +1,4 @@
-"""`megadiff sample`: pictures of chosen classes from a run's weights, on one process or any layout."""
+"""`megadiff sample`: pictures of chosen classes or texts from a run's weights, on one process or any layout."""
 
 import argparse
 import difflib
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from megadiff.config.schema import Config
+from megadiff.config.schema import Config, ModelConfig
 from megadiff.dist.launcher import launched_world_size, print_first
 from megadiff.errors import ConfigError, DataError
 
@@ -39,15 +39,14 @@ def main(argv: Sequence[str]) -> None:
     with CheckpointReader(folder) as reader:
         config = _settings(reader.config(), arguments)
     _check_pictures(config)
-    names = class_names(folder, config.model.num_classes)
-    chosen = [_class_number(text, names) for text in arguments.classes] or list(range(len(names)))
-    labels = [label for label in chosen for _ in range(arguments.num_images)]
+    rows = _rows(config.model, folder, arguments)
+    conditions = [condition for _, condition in rows for _ in range(arguments.num_images)]
     here = process.start(config.parallel.timeout_seconds)
     network = Network(config, folder, arguments.weights, here)
-    request = ImageRequest(labels, range(len(labels)), arguments.seed, arguments.batch_size)
+    request = ImageRequest(conditions, range(len(conditions)), arguments.seed, arguments.batch_size)
     images = network.generate(request)
     if here.is_first:
-        _write(images, [names[label] for label in labels], arguments)
+        _write(images, [name for name, _ in rows for _ in range(arguments.num_images)], arguments)
     process.stop()
 
 
@@ -61,7 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--checkpoint", type=Path, required=True, help="a run folder (its latest checkpoint) or a checkpoint folder")
     add("--class", dest="classes", action="append", default=[], help="name or number; repeatable; default all")
-    add("--num-images", type=int, default=4, help="images of each class (default 4)")
+    add("--condition", type=Path, help="safetensors file of texts: tokens (N, L, E), and pooled (N, P) if read")
+    add("--num-images", type=int, default=4, help="images of each class or text (default 4)")
     add("--seed", type=int, default=0, help="image k of a seed is the same picture on any layout (default 0)")
     add("--output", type=Path, help="folder for the PNG files; default samples_seed_N beside the checkpoints")
     add("--weights", choices=("ema", "raw"), default="ema", help="moving average (default) or raw weights")
@@ -117,6 +117,36 @@ def _settings(config: Config, arguments: argparse.Namespace) -> Config:
         values["train"]["attention_backend"] = "auto"
     values["deepspeed"] = {}
     return config_from_dict(values, "the checkpoint with the command line")
+
+
+def _rows(model: ModelConfig, folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Any]]:
+    """A name and a condition for each row of the grid.
+
+    Raises:
+        ConfigError: the network reads something else than what is given.
+    """
+    if arguments.classes and model.condition != "class":
+        raise ConfigError(f"--class has no meaning for a network with model.condition = {model.condition}; remove it")
+    if arguments.condition and model.condition != "text":
+        raise ConfigError(
+            f"--condition has no meaning for a network with model.condition = {model.condition}; remove it"
+        )
+    if model.condition == "class":
+        names = class_names(folder, model.num_classes)
+        chosen = [_class_number(text, names) for text in arguments.classes] or list(range(len(names)))
+        return [(names[label], label) for label in chosen]
+    if model.condition == "none":
+        return [("image", 0)]
+    from megadiff.data.tensor_files import read_texts, text_shape
+
+    shape = text_shape(model)
+    if arguments.condition is None or shape is None:
+        raise ConfigError(
+            "this network reads texts; give --condition FILE.safetensors with tokens (N, "
+            f"{model.text_length}, {model.cross_attention_dim})"
+            + (f" and pooled (N, {model.pooled_dim})" if model.pooled_dim else "")
+        )
+    return [(f"text {number}", text) for number, text in enumerate(read_texts(arguments.condition, shape))]
 
 
 def class_names(checkpoint: Path, num_classes: int) -> list[str]:

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from megadiff.data.dataset import Dataset, hash_parts
+from megadiff.diffusion.condition import Condition
 from megadiff.errors import DataError
 
 
@@ -48,6 +49,6 @@ class BalancedDataset:
         """Return the number of entries."""
         return len(self._entries)
 
-    def load(self, index: int) -> tuple[Tensor, int]:
+    def load(self, index: int) -> tuple[Tensor, Condition]:
         """Return the picture of an entry and its class."""
         return self._dataset.load(self._entries[index])

@@ -12,7 +12,7 @@ class Batch:
 
     Attributes:
         images: (B, C, H, W) float32, pixels in [-1, 1] or stored latents.
-        labels: (B,) int64 class of each sample.
+        labels: conditions, (B,) int64 classes or (B, F) float32 texts, see `megadiff.diffusion.condition`.
         sample_ids: (B,) int64 position of each sample in the global stream, unique over a training run.
         mask: (B, 1, H, W) float32 weight of each pixel in the loss, or None for all ones.
         indices: (B,) int64 data set index of each sample, for reports and tests.

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from megadiff.diffusion.condition import Condition
 from megadiff.errors import DataError
 
 
@@ -27,15 +28,15 @@ class Dataset(Protocol):
 
     @property
     def labels(self) -> Sequence[int]:
-        """The class of each picture."""
+        """The class of each picture; empty where pictures come with texts or nothing."""
         ...
 
     def __len__(self) -> int:
         """Return the number of pictures."""
         ...
 
-    def load(self, index: int) -> tuple[Tensor, int]:
-        """Return picture `index` as ((C, H, W) float32 in [-1, 1] or latents, class); raises DataError."""
+    def load(self, index: int) -> tuple[Tensor, Condition]:
+        """Return picture `index` as ((C, H, W) float32 in [-1, 1] or latents, class or text); raises DataError."""
         ...
 
 

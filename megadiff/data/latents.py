@@ -1,28 +1,60 @@
-"""A folder of safetensors files with latents and labels. No other format is opened: nothing can run."""
+"""A folder of safetensors files with latents and labels or texts. No other format is opened: nothing can run."""
 
 from bisect import bisect_right
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from megadiff.data.dataset import hash_parts
+from megadiff.data.tensor_files import TextShape, check_rows, join_text, open_tensor
+from megadiff.diffusion.condition import Condition
 from megadiff.errors import DataError
 
-_FLOATS = ("F16", "BF16", "F32", "F64")
-_INTEGERS = ("U8", "I8", "I16", "I32", "I64")
+ConditionKind = Literal["class", "text", "none"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The opened tensors of one file; all but the labels are read when a row is asked for."""
+
+    latents: Any
+    labels: Tensor | None = None
+    tokens: Any = None
+    pooled: Any = None
+
+    def __len__(self) -> int:
+        return int(self.latents.get_shape()[0])
+
+    def condition(self, row: int) -> Condition:
+        """The class, the text (F,) float32, or 0 where there is neither."""
+        if self.labels is not None:
+            return int(self.labels[row])
+        if self.tokens is None:
+            return 0
+        return join_text(self.tokens[row], None if self.pooled is None else self.pooled[row])
 
 
 class LatentFolder:
-    """Rows of the memory-mapped tensors `latents` (N, C, H, W) and `labels` (N,) of every file, by file name.
+    """Rows of the memory-mapped tensors of every file, by file name.
 
-    Labels are read when the folder is opened, latents one row at a time when they are needed.
+    Every file has `latents` (N, C, H, W), and `labels` (N,) or `tokens` (N, L, E) and `pooled` (N, P) as the network
+    needs them. Labels are read when the folder is opened, the rest one row at a time when it is needed.
     """
 
-    def __init__(self, folder: Path, in_channels: int, input_size: int, num_classes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        in_channels: int,
+        input_size: int,
+        num_classes: int,
+        condition: ConditionKind = "class",
+        text: TextShape | None = None,
+    ) -> None:
         """Open and check every file.
 
         Args:
@@ -30,43 +62,46 @@ class LatentFolder:
             in_channels: C.
             input_size: H and W.
             num_classes: labels are below it.
+            condition: what the network reads beside the latents.
+            text: shape of the texts, if it reads them.
 
         Raises:
             DataError: names the file that is of another format, damaged, or of another shape.
         """
         self.paths = list_safetensors(folder)
-        self.shape = (in_channels, input_size, input_size)
-        shards = [open_shard(path, self.shape, num_classes) for path in self.paths]
-        self._latents = [latents for latents, _ in shards]
-        self._labels = torch.cat([labels for _, labels in shards])
-        self._ends = list(accumulate(len(labels) for _, labels in shards))
+        self.shape, self.condition = (in_channels, input_size, input_size), condition
+        self._shards = [open_shard(path, self.shape, num_classes, condition, text) for path in self.paths]
+        self._ends = list(accumulate(len(shard) for shard in self._shards))
         self.class_names = tuple(str(label) for label in range(num_classes))
-        names = tuple(path.name for path in self.paths)
-        content = (
-            names,
+        content: list[object] = [
+            tuple(path.name for path in self.paths),
             self._ends,
             [path.stat().st_size for path in self.paths],
-            self._labels.numpy().tobytes(),
-        )
+        ]
+        if condition == "class":
+            content.append(torch.tensor(self.labels).numpy().tobytes())
+        else:
+            content += [condition, text]
         self.fingerprint = hash_parts(("latents", self.shape, num_classes, *content))
 
     @property
     def labels(self) -> list[int]:
-        """The class of each row."""
-        return [int(label) for label in self._labels]
+        """The class of each row; empty where rows have none."""
+        return [int(label) for shard in self._shards if shard.labels is not None for label in shard.labels]
 
     def __len__(self) -> int:
         """Return the number of rows of all files."""
-        return len(self._labels)
+        return self._ends[-1]
 
-    def load(self, index: int) -> tuple[Tensor, int]:
-        """Return row `index` as ((C, H, W) float32, class); DataError names the file of a non-finite row."""
+    def load(self, index: int) -> tuple[Tensor, Condition]:
+        """Return row `index` as ((C, H, W) float32, class or text); DataError names the file of a non-finite row."""
         file = bisect_right(self._ends, index)
-        row = index - (self._ends[file - 1] if file else 0)
-        latent: Tensor = self._latents[file][row].float()
-        if not latent.isfinite().all():
-            raise DataError(f"row {row} of {self.paths[file]} is not finite; write the latents again")
-        return latent, int(self._labels[index])
+        row, shard = index - (self._ends[file - 1] if file else 0), self._shards[file]
+        latent, condition = shard.latents[row].float(), shard.condition(row)
+        for name, values in (("latents", latent), ("text", condition)):
+            if isinstance(values, Tensor) and not values.isfinite().all():
+                raise DataError(f"row {row} of {self.paths[file]} is not finite ({name}); write the file again")
+        return latent, condition
 
 
 def list_safetensors(folder: Path) -> list[Path]:
@@ -80,45 +115,26 @@ def list_safetensors(folder: Path) -> list[Path]:
     return files
 
 
-def open_shard(path: Path, shape: tuple[int, int, int], num_classes: int) -> tuple[Any, Tensor]:
-    """Open one file.
-
-    Args:
-        path: the file.
-        shape: (C, H, W) of a latent.
-        num_classes: labels are below it.
-
-    Returns:
-        A slice object of `latents` that reads rows on demand, and the labels (N,) int64.
+def open_shard(
+    path: Path, shape: tuple[int, int, int], num_classes: int, condition: ConditionKind, text: TextShape | None
+) -> Shard:
+    """Open one file; see `LatentFolder` for what it must hold.
 
     Raises:
         DataError: names the file and what is wrong with it.
     """
+    expected = {"latents": shape} | (text.tensors() if text else {"labels": ()} if condition == "class" else {})
     try:
         file = safe_open(path, framework="pt")
-        missing = {"latents", "labels"} - set(file.keys())
-        if missing:
-            raise DataError(f"{path} has no tensor {min(missing)!r}; store latents (N, C, H, W) and labels (N,)")
-        latents, labels = file.get_slice("latents"), file.get_slice("labels")
-        if latents.get_dtype() not in _FLOATS or labels.get_dtype() not in _INTEGERS:
-            raise DataError(
-                f"{path}: latents are {latents.get_dtype()} and labels {labels.get_dtype()}; store floats and integers"
-            )
-        check_shapes(path, tuple(latents.get_shape()), tuple(labels.get_shape()), shape)
-        values = labels[:].long()
+        tensors = {name: open_tensor(file, path, name, expected) for name in expected}
+        check_rows(path, tensors, expected)
+        if condition != "class":
+            return Shard(tensors["latents"], None, tensors.get("tokens"), tensors.get("pooled"))
+        labels: Tensor = tensors["labels"][:].long()
     except (SafetensorError, OSError) as error:
         raise DataError(f"cannot read {path} as safetensors ({error}); write the file again") from error
-    check_labels(path, values, num_classes)
-    return latents, values
-
-
-def check_shapes(path: Path, latents: tuple[int, ...], labels: tuple[int, ...], shape: tuple[int, int, int]) -> None:
-    """Raise DataError unless latents are (N, *shape) and labels (N,) with the same N."""
-    if latents[1:] != shape or labels != latents[:1]:
-        raise DataError(
-            f"{path}: latents {latents} and labels {labels} do not fit (N, {', '.join(map(str, shape))}) "
-            "and (N,) of model.in_channels and model.input_size; change these or write the latents again"
-        )
+    check_labels(path, labels, num_classes)
+    return Shard(tensors["latents"], labels)
 
 
 def check_labels(path: Path, labels: Tensor, num_classes: int) -> None:

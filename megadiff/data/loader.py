@@ -16,6 +16,7 @@ from torch import Tensor
 from megadiff.data.batch import Batch
 from megadiff.data.dataset import Dataset
 from megadiff.data.order import SampleOrder, check_enough_samples
+from megadiff.diffusion.condition import stack_conditions
 from megadiff.errors import ConfigError
 from megadiff.ops.philox import Purpose, uniform
 
@@ -51,8 +52,8 @@ class StepReader:
         images = torch.stack([image for image, _ in samples])
         if self.flip:
             images = flip_some(images, self.order.seed, sample_ids)
-        labels = torch.tensor([label for _, label in samples], dtype=torch.int64)
-        return Batch(images, labels, sample_ids, indices=indices)
+        conditions = stack_conditions([condition for _, condition in samples])
+        return Batch(images, conditions, sample_ids, indices=indices)
 
 
 def flip_some(images: Tensor, seed: int, sample_ids: Tensor) -> Tensor:

@@ -10,7 +10,9 @@ from megadiff.data.fashion_mnist import FashionMnist
 from megadiff.data.ids import IdDataset
 from megadiff.data.image_folder import ImageFolder
 from megadiff.data.latents import LatentFolder
+from megadiff.data.tensor_files import text_shape
 from megadiff.errors import ConfigError
+from megadiff.models.sizes import text_size
 
 
 def open_dataset(config: Config) -> Dataset:
@@ -26,7 +28,9 @@ def open_dataset(config: Config) -> Dataset:
 
 
 def check_num_classes(dataset: Dataset, config: Config) -> None:
-    """Raise ConfigError unless the data set has model.num_classes classes."""
+    """Raise ConfigError unless the data set has model.num_classes classes, if the network reads them."""
+    if config.model.condition != "class":
+        return
     found, expected = len(dataset.class_names), config.model.num_classes
     if found != expected:
         raise ConfigError(
@@ -61,13 +65,16 @@ def _open_latents(config: Config) -> Dataset:
             "store mirrored pictures too"
         )
     model = config.model
-    return LatentFolder(folder, model.in_channels, model.input_size, model.num_classes)
+    return LatentFolder(
+        folder, model.in_channels, model.input_size, model.num_classes, model.condition, text_shape(model)
+    )
 
 
 def _open_ids(config: Config) -> Dataset:
     _refuse_class_names(config)
     model = config.model
-    return IdDataset(config.data.num_samples, model.num_classes, model.in_channels, model.input_size)
+    classes = model.num_classes
+    return IdDataset(config.data.num_samples, classes, model.in_channels, model.input_size, text_size(model))
 
 
 def _require_rgb(config: Config) -> None:

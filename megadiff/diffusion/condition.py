@@ -1,7 +1,7 @@
 """The condition of a sample, and the one definition of "no condition", shared by objective, sampler and networks.
 
-A condition is an int64 class label, or a float vector (F,): the text tokens (L, E) row by row, then the pooled vector. A
-batch of them is (B,) int64 or (B, F) float. Without a condition a label is the extra last class and a text is zero.
+A condition is an int64 class label, or a float vector (F,): the text tokens (L, E) row by row, then the pooled vector.
+A batch of them is (B,) int64 or (B, F) float. Without a condition a label is the extra last class and a text is zero.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ def stack_conditions(conditions: Sequence[Condition]) -> Tensor:
 def drop_condition(
     labels: Tensor, num_classes: int, probability: float, seed: int, step: int, sample_ids: Tensor
 ) -> Tensor:
-    """Take the condition of each sample in `labels` (B, ...) away with `probability`, decided by (seed, step, sample id)."""
+    """Take the condition of a sample in `labels` (B, ...) away with `probability`, by (seed, step, sample id)."""
     draws = philox.uniform(seed, step, sample_ids, Purpose.CONDITION, dtype=torch.float64)
     dropped = (draws < probability).view(-1, *[1] * (labels.dim() - 1))
     return torch.where(dropped, null_labels_like(labels, num_classes), labels)

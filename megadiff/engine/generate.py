@@ -1,14 +1,20 @@
 """Images from an engine's or a loaded network's prediction, on any layout."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from megadiff.config.schema import Config
+from megadiff.data import Dataset
+from megadiff.diffusion.condition import Condition
 from megadiff.dist.grid import Axis
 from megadiff.engine.engine import Engine
 from megadiff.sampling.generate import ImageRequest, generate
 from megadiff.sampling.guidance import Predict
+
+_PREVIEW_ROWS = 4  # where there are no classes
 
 
 def generate_on_grid(
@@ -26,10 +32,17 @@ def generate_on_grid(
     return generate(request, config, predict, device, data.index, data.degree, join)
 
 
-def class_grid(engine: Engine, per_class: int) -> Tensor:
-    """`per_class` images of each class in turn from the averaged weights, always of the same noise; collective."""
-    classes = engine.config.model.num_classes
-    labels = [label for label in range(classes) for _ in range(per_class)]
-    request = ImageRequest(labels, range(len(labels)), seed=engine.config.train.seed)
+def preview_conditions(config: Config, dataset: Dataset) -> list[Condition]:
+    """What the rows of a preview show: every class, the texts of the first samples, or no condition in each."""
+    if config.model.condition == "class":
+        return list(range(config.model.num_classes))
+    rows = range(min(_PREVIEW_ROWS, len(dataset)))
+    return [dataset.load(row)[1] if config.model.condition == "text" else 0 for row in rows]
+
+
+def preview(engine: Engine, rows: Sequence[Condition], per_row: int) -> Tensor:
+    """`per_row` images of each condition in turn from the averaged weights, always of the same noise; collective."""
+    conditions = [condition for condition in rows for _ in range(per_row)]
+    request = ImageRequest(conditions, range(len(conditions)), seed=engine.config.train.seed)
     with engine.averaged_weights():
         return generate_on_grid(request, engine.config, engine.predict, engine.device, engine.grid.data)

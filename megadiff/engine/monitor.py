@@ -96,11 +96,11 @@ class Monitor:
             flush=True,
         )
 
-    def show_samples(self, step: int, images: Tensor, per_class: int) -> Path | None:
-        """Writes the picture grid of a step (rows are classes); latents have no picture."""
+    def show_samples(self, step: int, images: Tensor, per_row: int) -> Path | None:
+        """Writes the picture grid of a step (a row a condition); latents have no picture."""
         if images.shape[1] not in (1, 3):
             return None
-        picture = grid(images, columns=per_class)
+        picture = grid(images, columns=per_row)
         path = self.folder.samples / f"step_{step:08d}.png"
         save_png(picture, path)
         if self.board is not None:
@@ -135,7 +135,7 @@ class SilentMonitor(Monitor):
     def flush(self) -> None:
         pass
 
-    def show_samples(self, step: int, images: Tensor, per_class: int) -> Path | None:
+    def show_samples(self, step: int, images: Tensor, per_row: int) -> Path | None:
         return None
 
     def tell(self, line: str) -> None:

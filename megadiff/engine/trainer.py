@@ -15,7 +15,7 @@ from megadiff.dist.process import Process
 from megadiff.engine.build import build_engine, kernels_line
 from megadiff.engine.checkpointing import load_checkpoint, save_checkpoint
 from megadiff.engine.engine import Engine
-from megadiff.engine.generate import class_grid
+from megadiff.engine.generate import preview, preview_conditions
 from megadiff.engine.monitor import Monitor, SilentMonitor
 from megadiff.engine.run_folder import RunFolder
 from megadiff.errors import CheckpointError
@@ -54,8 +54,9 @@ def train(config: Config, run_dir: Path, resume: str | None, process: Process) -
             result = engine.train_step(next(batches))
             monitor.end_step(engine.steps, result)
             if _is_due(engine.steps, config.monitor.sample_every_steps, last_step):
-                per_class = config.monitor.samples_per_class
-                monitor.show_samples(engine.steps, class_grid(engine, per_class), per_class)
+                per_row = config.monitor.samples_per_class
+                images = preview(engine, preview_conditions(config, dataset), per_row)
+                monitor.show_samples(engine.steps, images, per_row)
             if _is_due(engine.steps, config.checkpoint.save_every_steps, last_step):
                 monitor.flush()
                 path = save_checkpoint(engine, folder.checkpoints, dataset.fingerprint, [start] if start else [])

@@ -61,7 +61,7 @@ def ddim_sample(
         schedule: the one of training.
         prediction: what the network predicts: eps, x0 or v.
         noise: (B, C, H, W), see initial_noise; its dtype is the one of the arithmetic.
-        labels: (B,) int64.
+        labels: conditions, (B,) int64 or (B, F) float, see `megadiff.diffusion.condition`.
         num_classes: fixes the null label.
         steps: 1 .. T.
         guidance: 1 is plain conditional sampling, 0 unconditional.
@@ -83,7 +83,7 @@ def ddim_sample(
     timesteps = sampling_timesteps(schedule.num_train_timesteps, steps)
     x_t = noise
     for i, t in enumerate(timesteps):
-        levels = torch.full_like(labels, t)
+        levels = torch.full((len(noise),), t, dtype=torch.int64, device=noise.device)
         if guidance == 1.0:
             output = predict(x_t, levels, labels)
         else:

@@ -1,4 +1,4 @@
-"""Makes images of given classes, split over the data-parallel ranks and put together again on each of them.
+"""Makes images of given classes or texts, split over the data-parallel ranks and put together again on each of them.
 
 The ranks are plain numbers here; whoever calls it passes in how to join the parts.
 """
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from megadiff.config.schema import Config
+from megadiff.diffusion.condition import Condition, stack_conditions
 from megadiff.diffusion.schedule import make_schedule
 from megadiff.sampling.ddim import ddim_sample, initial_noise
 from megadiff.sampling.guidance import Predict
@@ -20,13 +21,13 @@ class ImageRequest:
     """Which images to make.
 
     Attributes:
-        labels: class of each image.
+        conditions: class or text of each image; any class where the network has no condition.
         image_ids: number of each image; with `seed` it fixes the image's noise, whatever the batch.
         seed: of the whole request.
         batch_size: most images that go through the network at once on one rank (twice as many with guidance).
     """
 
-    labels: Sequence[int]
+    conditions: Sequence[Condition]
     image_ids: Sequence[int]
     seed: int
     batch_size: int = 64
@@ -57,7 +58,7 @@ def generate(
     Returns:
         (N, C, H, W) float32 in the order of the request, on every rank.
     """
-    count = len(request.labels)
+    count = len(request.conditions)
     share = -(-count // data_degree)
     order = [min(index, count - 1) for index in range(data_rank * share, (data_rank + 1) * share)]
     parts = [
@@ -71,7 +72,7 @@ def _sample(
     request: ImageRequest, order: Sequence[int], config: Config, predict: Predict, device: torch.device
 ) -> Tensor:
     model, diffusion, sampling = config.model, config.diffusion, config.sampling
-    labels = torch.tensor([request.labels[index] for index in order], device=device)
+    labels = stack_conditions([request.conditions[index] for index in order]).to(device)
     image_ids = torch.tensor([request.image_ids[index] for index in order], device=device)
     shape = (model.in_channels, model.input_size, model.input_size)
     return ddim_sample(

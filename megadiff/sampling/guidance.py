@@ -7,7 +7,7 @@ from torch import Tensor
 
 from megadiff.diffusion.condition import null_labels_like
 
-# (x_t (B, C, H, W), t (B,) int64, labels (B,) int64) -> (B, C or 2C, H, W)
+# (x_t (B, C, H, W), t (B,) int64, conditions (B,) int64 or (B, F) float) -> (B, C or 2C, H, W)
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

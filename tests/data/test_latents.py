@@ -104,7 +104,7 @@ def test_a_file_truncated_by_one_byte_is_named(tmp_path: Path) -> None:
         ({"latents": torch.zeros(3, 4, 2, 2), "labels": torch.zeros(2).long()}, r"labels \(2,\)"),
         ({"latents": torch.zeros(3, 4, 2, 2), "labels": torch.full((3,), 5)}, "num_classes = 5"),
         ({"latents": torch.zeros(3, 4, 2, 2), "labels": torch.full((3,), -1)}, "from -1 to -1"),
-        ({"latents": torch.zeros(3, 4, 2, 2), "labels": torch.zeros(3)}, "labels F32"),
+        ({"latents": torch.zeros(3, 4, 2, 2), "labels": torch.zeros(3)}, "labels are F32"),
         ({"latents": torch.zeros(3, 4, 2, 2).int(), "labels": torch.zeros(3).long()}, "latents are I32"),
     ],
 )

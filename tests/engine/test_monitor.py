@@ -17,7 +17,7 @@ from megadiff.config.schema import Config
 from megadiff.dist import devices
 from megadiff.engine import monitor as monitor_module
 from megadiff.engine.engine import StepResult
-from megadiff.engine.generate import class_grid
+from megadiff.engine.generate import preview
 from megadiff.engine.monitor import Monitor
 from megadiff.engine.run_folder import RunFolder
 from tests.engine.runs import RUN_SECONDS, log_lines, tiny_config, train_well
@@ -133,7 +133,7 @@ def test_samples_become_a_picture_and_an_image_in_tensorboard(tmp_path: Path) ->
     folder = RunFolder(tmp_path)
     monitor = Monitor(tiny_config(monitor__tensorboard=True), folder, 0, 9, 1, CPU)
     images = torch.linspace(-1, 1, 4 * 3 * 16).reshape(4, 3, 4, 4)
-    path = monitor.show_samples(7, images, per_class=2)
+    path = monitor.show_samples(7, images, per_row=2)
     monitor.close()
     assert path == tmp_path / "samples" / "step_00000007.png"
     (event,) = board(folder).Images("Generated")
@@ -144,7 +144,7 @@ def test_samples_become_a_picture_and_an_image_in_tensorboard(tmp_path: Path) ->
 
 def test_latents_are_not_shown(tmp_path: Path) -> None:
     monitor = Monitor(tiny_config(), RunFolder(tmp_path), 0, 9, 1, CPU)
-    assert monitor.show_samples(1, torch.zeros(2, 4, 4, 4), per_class=1) is None
+    assert monitor.show_samples(1, torch.zeros(2, 4, 4, 4), per_row=1) is None
     monitor.close()
     assert not (tmp_path / "samples").exists()
 
@@ -189,10 +189,10 @@ def make_grids(config: Config) -> GridReport:
 
     predict = engine.predict
     with mock.patch.object(engine, "predict", watching):
-        images = class_grid(engine, 2)
+        images = preview(engine, range(engine.config.model.num_classes), 2)
     after = _parameters(engine.chain)
     with mock.patch.object(engine, "ema", None):
-        raw_images = class_grid(engine, 2)
+        raw_images = preview(engine, range(engine.config.model.num_classes), 2)
     average = [engine.ema.values[shard.name].view(shard.size) for shard in engine.shards.all if shard.numel]
     return GridReport(
         used_average=all(not _equal(parameters, before) for parameters in seen) and bool(seen),
