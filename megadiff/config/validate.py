@@ -48,6 +48,14 @@ def _flip_has_meaning(config: Config) -> None:
         )
 
 
+def _balance_needs_classes(config: Config) -> None:
+    if config.data.balanced and config.model.condition != "class":
+        raise ConfigError(
+            f"data.balanced = true shows classes equally often, but model.condition = {config.model.condition}; use "
+            "balanced = false"
+        )
+
+
 def _warmup_ends_before_run(config: Config) -> None:
     warmup, steps = config.optimizer.warmup_steps, config.train.steps
     if warmup >= steps:
@@ -149,6 +157,7 @@ CHECKS: tuple[Check, ...] = (
     _data_has_path,
     _emoji_size,
     _flip_has_meaning,
+    _balance_needs_classes,
     _warmup_ends_before_run,
     _stop_within_horizon,
     _flash_needs_half,

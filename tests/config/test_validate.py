@@ -164,6 +164,9 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
         ({**TEXT, "data.name": name}, (f"name = {name}", "text", "latents"), LATENTS)
         for name in ("emoji", "fashion_mnist", "image_folder")
     ],
+    "_balance_needs_classes": [
+        ({**TEXT, "data.balanced": True}, ("balanced = true", "condition = text"), {"data.balanced": False}),
+    ],
     "_guidance_needs_a_condition": [
         ({**UNET, "model.condition": "none"}, ("= 2.0", "none"), {"sampling.guidance": 1.0}),
     ],

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from megadiff.config.schema import DiffusionConfig
+from megadiff.diffusion.condition import drop_condition
 from megadiff.diffusion.objective import DiffusionObjective, TrainingInputs
 from megadiff.diffusion.schedule import NoiseSchedule, make_schedule
 from megadiff.errors import ConfigError
@@ -96,6 +97,18 @@ def test_conditions_are_dropped_with_their_probability(probability: float) -> No
     spread = math.sqrt(probability * (1 - probability) / num)
     assert abs(float(dropped.double().mean()) - probability) <= 4 * spread
     assert torch.equal(found[~dropped], labels[~dropped])
+
+
+def test_texts_are_dropped_where_classes_would_be() -> None:
+    """By seed, step and sample number alone; a dropped text is zero."""
+    ids = torch.arange(400)
+    classes = drop_condition(torch.ones(400, dtype=torch.int64), 10, 0.3, seed=5, step=7, sample_ids=ids)
+    texts = drop_condition(torch.ones(400, 6), 10, 0.3, seed=5, step=7, sample_ids=ids)
+    dropped = classes == 10
+    assert 0.2 < dropped.float().mean() < 0.4
+    assert torch.equal(texts, (~dropped).float()[:, None].expand(-1, 6))
+    other = drop_condition(torch.ones(400, 6), 10, 0.3, seed=5, step=8, sample_ids=ids)
+    assert not torch.equal(other, texts)
 
 
 def test_timestep_noise_and_dropout_are_independent() -> None:

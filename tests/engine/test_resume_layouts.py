@@ -168,9 +168,7 @@ def test_b22_adamw_and_adamw_ema_continue_each_other(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "target"), [pair for pair in covering_pairs(DIT_LAYOUTS) if pair not in FAST_PAIRS]
-)
+@pytest.mark.parametrize(("source", "target"), [pair for pair in covering_pairs(DIT_LAYOUTS) if pair not in FAST_PAIRS])
 def test_b22_every_layout_as_source_and_target(
     pools: Mapping[int, WorkerPool],
     saved: Saved,
