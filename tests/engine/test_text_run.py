@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from megadiff.config.load import config_from_dict, config_to_dict
 from megadiff.config.presets import preset_values
 from megadiff.config.schema import Config
-from tests.engine.runs import losses, tiny_config, train_well
+from tests.engine.runs import tiny_config, train_well
 from tests.engine.sample_jobs import sample
+from tests.launch.running import losses
 from tests.pool import WorkerPool
 
 Pools = Mapping[int, WorkerPool]
