@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from megadiff.config.schema import ModelConfig
 from megadiff.models.chain import Builder
-from megadiff.models.layers import NORM_EPS, Attention, Dropout, FeedForward, Modulation, TimeEmbedding
+from megadiff.models.dropout import Dropout
+from megadiff.models.layers import NORM_EPS, Attention, FeedForward, Modulation, TimeEmbedding
 from megadiff.models.sizes import output_channels
 from megadiff.ops.ada_layer_norm import ada_layer_norm, gated_residual
 from megadiff.ops.backends import Backends

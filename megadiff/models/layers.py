@@ -1,18 +1,17 @@
-"""Layers that the networks share: norms, attention, feed-forward, dropout, time embedding.
+"""Layers that the networks share: norms, attention, feed-forward, time embedding.
 
 Shape letters: B samples, C channels, N tokens, M tokens of a context, D width, H heads, d width of a head, K modulation
 vectors.
 """
 
-import contextlib
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from megadiff.models.dropout import AttentionDropout, random_stream
 from megadiff.ops.attention import AttentionBackend, attend
 from megadiff.ops.backends import Backends
 from megadiff.ops.group_norm_silu import group_norm_silu
@@ -72,45 +71,6 @@ class GroupNorm(nn.Module):
             shift=shift,
             kernels=self.kernels,
         )
-
-
-@contextlib.contextmanager
-def random_stream(stream: int) -> Iterator[None]:
-    """Draws inside from a side stream that is a function of the main stream's state and of `stream`.
-
-    Stream 0 is the main stream itself. Ranks that share the main stream and differ in `stream` draw different numbers
-    inside and equal numbers outside; only the main stream is state, so replaying it replays the side streams.
-    """
-    if stream == 0:
-        yield
-        return
-    base = int(torch.randint(2**31, (), device="cpu"))
-    with torch.random.fork_rng():
-        torch.manual_seed(base * 0x1000 + stream)
-        yield
-
-
-class Dropout(nn.Module):
-    """Dropout whose masks come from `stream` (see `random_stream`); a parallel plan sets the stream of sharded ones."""
-
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        self.probability = probability
-        self.stream = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.probability == 0:
-            return x
-        with random_stream(self.stream):
-            # Keeps its mask as bytes; F.dropout on CPU keeps one in the dtype of x.
-            return torch.native_dropout(x, self.probability, True)[0]
-
-
-class AttentionDropout(Dropout):
-    """The dropout of attention weights; the fused attention operators take only its probability."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        raise RuntimeError("attention dropout happens inside the attention operator")
 
 
 class Attention(nn.Module):

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from megadiff.config.schema import ModelConfig
 from megadiff.models.chain import Builder
-from megadiff.models.layers import Attention, Dropout, GatedFeedForward, GroupNorm, TimeEmbedding, sinusoids
+from megadiff.models.dropout import Dropout
+from megadiff.models.layers import Attention, GatedFeedForward, GroupNorm, TimeEmbedding, sinusoids
 from megadiff.models.skip import Junction
 from megadiff.models.unet_table import UNetLayer, time_channels, unet_table
 from megadiff.ops.backends import Backends

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from megadiff.dist.grid import Axis
 from megadiff.errors import PlanError
 from megadiff.models.chain import Chain
-from megadiff.models.layers import Dropout
+from megadiff.models.dropout import Dropout
 from megadiff.parallel import collectives
 from megadiff.parallel.sharded_layers import RowLinear, Style, make_shard, sharded_parameters
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from megadiff.config.schema import Config
 from megadiff.models import layers
-from megadiff.models.layers import Dropout
+from megadiff.models.dropout import Dropout
 from tests.parity.jobs import pieces_of, ready_engine, train_one_step
 from tests.parity.networks import DIT, UNET, changed, parity_config
 from tests.parity.outcome import Piece, assemble, largest_difference
