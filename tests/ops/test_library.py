@@ -73,4 +73,10 @@ def test_the_log_line_names_the_kernels_in_use() -> None:
     assert describe_kernels("auto", names, CPU, torch.float32) == "kernels: cpu diffuse, weighted_mse"
     assert "float64 has no kernels" in describe_kernels("auto", names, CPU, torch.float64)
     with pytest.raises(ConfigError, match="required"):
-        describe_kernels("required", names, torch.device("meta"), torch.float32)
+        describe_kernels("required", names, CPU, torch.float64)
+
+
+def test_meta_tensors_pass_through_the_kernels_of_the_cpu() -> None:
+    x = torch.empty(2, 3, device="meta")
+    assert use_kernel("diffuse", "required", x)
+    assert weighted_mse(x, x, torch.empty(2, device="meta"), kernels="required").shape == (2,)
