@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 
+import hypothesis
 import pytest
 
 from tests.parity.report import Matrix
@@ -31,6 +32,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test downloads anything
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 from tests.pool import WorkerPool  # after the environment is set, which torch reads
+
+# Without deadlines, which a busy machine breaks, and with the same examples everywhere.
+hypothesis.settings.load_profile("ci")
 
 _MATRIX = pytest.StashKey[Matrix]()
 

@@ -1,5 +1,7 @@
 """What the settings of a network say about its layers, in closed form: no network is built."""
 
+from math import sqrt
+
 from megadiff.config.schema import Config, ModelConfig
 
 # The settings that only one network reads; ModelConfig lists those of every network before them.
@@ -40,6 +42,18 @@ def attention_sides(model: ModelConfig) -> list[int]:
     if model.name == "dit":
         return [model.input_size // model.patch_size]
     return [model.input_size >> level for level in attention_levels(model)]
+
+
+def schedule_shift(config: Config) -> float:
+    """What alpha / sigma is divided by: diffusion.shift, or sqrt(tokens / base tokens) (Esser et al. 2024, eq. 23).
+
+    The tokens of a UNet are the pixels (or latents) of its input.
+    """
+    model, base = config.model, config.diffusion.shift_base_tokens
+    if base == 0:
+        return config.diffusion.shift
+    side = model.input_size // model.patch_size if model.name == "dit" else model.input_size
+    return side / sqrt(base)
 
 
 def num_chain_layers(model: ModelConfig) -> int:

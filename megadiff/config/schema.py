@@ -78,13 +78,30 @@ class ModelConfig(Section):
 
 
 class DiffusionConfig(Section):
-    """The noise process and what the network predicts."""
+    """The noise process, what the network predicts, and which timesteps count how much.
 
-    schedule: Literal["linear", "scaled_linear", "cosine"] = "cosine"
+    `shift` divides alpha / sigma; with `shift_base_tokens` it is sqrt(tokens / base tokens) instead. Densities and
+    weights of `importance` and of adaptive `timestep_sampling` are refitted from `refit_from_step` on (by default after
+    a tenth of the run, at most 5000 steps), every `refit_every_steps` (a fiftieth, at most 1000).
+    """
+
+    schedule: Literal["linear", "scaled_linear", "cosine", "hybrid", "flow"] = "cosine"
     num_train_timesteps: int = Field(1000, gt=0)
-    prediction: Literal["eps", "x0", "v"] = "v"
+    hybrid_linear_fraction: float = Field(0.3, ge=0, le=1)
+    zero_terminal_snr: bool = False
+    shift: float = Field(1.0, gt=0)
+    shift_base_tokens: int = Field(0, ge=0)
+    prediction: Literal["eps", "x0", "v", "flow"] = "v"
     loss_weight: Literal["uniform", "min_snr"] = "uniform"
     min_snr_gamma: float = Field(5.0, gt=0)
+    timestep_sampling: Literal["uniform", "logit_normal", "adaptive"] = "uniform"
+    logit_normal_mean: float = 0.0
+    logit_normal_std: float = Field(1.0, gt=0)
+    importance: Literal["off", "weight", "density"] = "off"
+    importance_density: Literal["gradient", "loss", "published"] = "gradient"
+    num_levels: int = Field(100, gt=0)
+    refit_from_step: int | None = Field(None, gt=0)
+    refit_every_steps: int | None = Field(None, gt=0)
     condition_dropout: float = Field(0.1, ge=0, le=1)
 
 

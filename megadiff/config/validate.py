@@ -2,6 +2,7 @@
 
 from megadiff.config.checks import Check, Idle, refuse_idle
 from megadiff.config.schema import Config
+from megadiff.config.validate_diffusion import DIFFUSION_CHECKS
 from megadiff.config.validate_models import MODEL_CHECKS
 from megadiff.config.validate_parallel import PARALLEL_CHECKS
 from megadiff.errors import ConfigError
@@ -137,14 +138,12 @@ def _no_idle_settings(config: Config) -> None:
     sgd, emoji, ids = config.optimizer.name == "sgd", config.data.name == "emoji", config.data.name == "ids"
     optimizer, data = f"optimizer.name = {config.optimizer.name}", f"data.name = {config.data.name}"
     classes = "data.classes, which names its groups itself; remove one of them"
-    uniform = config.diffusion.loss_weight == "uniform"
     refuse_idle(
         config,
         (
             Idle("optimizer", "momentum", not sgd, f"{optimizer}; use betas, or optimizer.name = sgd"),
             Idle("optimizer", "betas", sgd, "optimizer.name = sgd; use momentum, or optimizer.name = adamw"),
             Idle("optimizer", "eps", sgd, "optimizer.name = sgd; remove it, or use optimizer.name = adamw"),
-            Idle("diffusion", "min_snr_gamma", uniform, "loss_weight = uniform; use min_snr"),
             Idle("data", "num_samples", not ids, f"{data}; remove it, or use data.name = ids"),
             Idle("data", "grouping", not emoji, f"{data}; remove it, or use data.name = emoji"),
             Idle("data", "grouping", emoji and bool(config.data.classes), classes),
@@ -172,7 +171,7 @@ CHECKS: tuple[Check, ...] = (
 
 def checks_for(network: str) -> tuple[Check, ...]:
     """All rules for a network, by its model.name, in the order in which they are checked."""
-    return (*MODEL_CHECKS[network], *CHECKS, *PARALLEL_CHECKS[network])
+    return (*MODEL_CHECKS[network], *DIFFUSION_CHECKS, *CHECKS, *PARALLEL_CHECKS[network])
 
 
 def validate(config: Config) -> None:

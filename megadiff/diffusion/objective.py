@@ -1,7 +1,7 @@
-"""The training objective: noisy inputs for the network and a weighted sum of squared errors for its output.
+"""The training objective: noisy inputs for the network and weighted sums of squared errors for its output.
 
-It knows neither the network nor how the batch is cut: everything random depends on (seed, step, sample id),
-and the loss is a sum, so that the caller divides by the number of elements of the global batch.
+It knows neither the network nor how the batch is cut: everything random depends on (seed, step, sample id), and losses
+are sums, so that the caller divides by the number of elements of the global batch.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from megadiff.config.schema import DiffusionConfig
 from megadiff.diffusion.condition import drop_condition
+from megadiff.diffusion.importance import Importance
+from megadiff.diffusion.levels import Observation
 from megadiff.diffusion.prediction import require_invertible, target_weights
 from megadiff.diffusion.schedule import NoiseSchedule
 from megadiff.diffusion.weighting import loss_weights
-from megadiff.ops import philox
 from megadiff.ops.diffuse import diffuse
 from megadiff.ops.library import Kernels
 from megadiff.ops.philox import Purpose
@@ -41,7 +42,11 @@ class TrainingInputs:
 
 
 class DiffusionObjective:
-    """Prepares inputs and measures outputs for one schedule, prediction and weighting."""
+    """Prepares inputs and measures outputs for one schedule, prediction and weighting.
+
+    Attributes:
+        importance: which timesteps are drawn how often, and the factor on their losses.
+    """
 
     def __init__(
         self,
@@ -50,6 +55,7 @@ class DiffusionObjective:
         num_classes: int,
         seed: int,
         kernels: Kernels = "auto",
+        importance: Importance | None = None,
     ) -> None:
         """Refuses impossible settings at once.
 
@@ -63,12 +69,11 @@ class DiffusionObjective:
         self.num_classes = num_classes
         self.seed = seed
         self.kernels: Kernels = kernels
-        self.weights = loss_weights(
-            diffusion_config.loss_weight,
-            diffusion_config.prediction,
-            schedule.snr,
-            diffusion_config.min_snr_gamma,
+        self.importance = importance or Importance(diffusion_config, schedule)
+        self.loss_weights = loss_weights(
+            diffusion_config.loss_weight, diffusion_config.prediction, schedule, diffusion_config.min_snr_gamma
         )
+        self.refresh_weights()
 
     def prepare(self, images: Tensor, labels: Tensor, sample_ids: Tensor, step: int) -> TrainingInputs:
         """Draw timesteps, noise and dropped conditions for a micro-batch.
@@ -81,7 +86,7 @@ class DiffusionObjective:
         """
         self._move_tables(images.device)
         x0 = images.to(_loss_dtype(images))
-        t = philox.integers(self.seed, step, sample_ids, Purpose.TIMESTEP, self.schedule.num_train_timesteps)
+        t = self.importance.sampler.draw(self.seed, step, sample_ids)
         alpha, sigma = (value.flatten() for value in self.schedule.at(t, x0))
         coefficients = torch.stack((alpha, sigma, *target_weights(self.prediction, alpha, sigma)), dim=1)
         x_t, target = diffuse(x0, coefficients, self.seed, step, sample_ids, Purpose.NOISE, kernels=self.kernels)
@@ -93,8 +98,8 @@ class DiffusionObjective:
             weight=self.weights[t].to(x0.dtype),
         )
 
-    def loss_sum(self, output: Tensor, target: Tensor, weight: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the weighted sum of squared errors, a scalar in float32 (float64 if an input is float64).
+    def losses(self, output: Tensor, target: Tensor, weight: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return each sample's weighted sum of squared errors, (B,) float32 (float64 if an input is float64).
 
         Args:
             output: (B, C, H, W), or (B, 2C, H, W) of a learn_sigma network, whose sigma half is not trained.
@@ -102,7 +107,30 @@ class DiffusionObjective:
             weight: (B,).
             mask: (B, 1, H, W); elements where it is 0 are left out, whatever they hold.
         """
-        return weighted_mse(output, target, weight, mask, kernels=self.kernels).sum()
+        return weighted_mse(output, target, weight, mask, kernels=self.kernels)
+
+    def after_step(self, step: int, t: Tensor, loss: Tensor, squared_gradient: Tensor) -> Observation:
+        """Learns from a step which timesteps matter.
+
+        Args:
+            step: optimizer steps so far, this one included.
+            t, loss, squared_gradient: (G,) of the whole global batch in order, equal on every rank: timesteps, mean
+                losses as trained, and their squared gradient norms (0 if not measured).
+
+        Returns:
+            What was seen, without the factors of importance.
+        """
+        self._move_tables(loss.device)
+        factors = self.factors[t]
+        seen = Observation(t, loss / factors, squared_gradient / factors.square())
+        if self.importance.after_step(step, seen):
+            self.refresh_weights()
+        return seen
+
+    def refresh_weights(self) -> None:
+        """Takes over the factors of importance after they have changed."""
+        self.factors = self.importance.factors.to(self.loss_weights.device)
+        self.weights = self.loss_weights * self.factors
 
     def num_elements(self, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return how many elements loss_sum counts, a scalar int64 on the device of `target`."""
@@ -113,7 +141,8 @@ class DiffusionObjective:
     def _move_tables(self, device: torch.device) -> None:
         if self.weights.device != device:
             self.schedule = self.schedule.to(device)
-            self.weights = self.weights.to(device)
+            self.loss_weights = self.loss_weights.to(device)
+            self.refresh_weights()
 
 
 def _loss_dtype(images: Tensor) -> torch.dtype:

@@ -1,7 +1,8 @@
-"""What the network predicts: noise (eps), the clean sample (x0) or the velocity v = alpha noise - sigma x0.
+"""What the network predicts: noise (eps), the clean sample (x0), v = alpha noise - sigma x0, or flow = noise - x0.
 
-Together with x_t = alpha x0 + sigma noise every prediction is a linear map of (x0, noise), written once with
-its inverse. `alpha` and `sigma` are tensors that broadcast against the samples (see NoiseSchedule.at).
+Every prediction is a noise + b x0. Together with x_t = sigma noise + alpha x0 it is a linear map of (noise, x0), whose
+determinant a alpha - b sigma says where it can be inverted. `alpha` and `sigma` are tensors that broadcast against the
+samples (see NoiseSchedule.at).
 """
 
 import torch
@@ -20,6 +21,8 @@ def target_weights(prediction: str, alpha: Tensor, sigma: Tensor) -> tuple[Tenso
             return torch.zeros_like(alpha), torch.ones_like(alpha)
         case "v":  # Salimans and Ho 2022, appendix D
             return alpha, -sigma
+        case "flow":  # Lipman et al. 2023, equation 23 with sigma_min = 0
+            return torch.ones_like(alpha), -torch.ones_like(alpha)
     raise _unknown(prediction)
 
 
@@ -51,16 +54,22 @@ def to_x0_and_noise(
     Raises:
         ConfigError: x0 cannot be recovered (eps at alpha = 0), or the noise cannot (x0 at sigma = 0).
     """
-    match prediction:
-        case "eps":
-            _require_nonzero(alpha, prediction, "alpha")
-            return (x_t - sigma * output) / alpha, output
-        case "x0":
-            _require_nonzero(sigma, prediction, "sigma")
-            return output, (x_t - alpha * output) / sigma
-        case "v":
-            return alpha * x_t - sigma * output, sigma * x_t + alpha * output
-    raise _unknown(prediction)
+    of_noise, of_x0 = target_weights(prediction, alpha, sigma)
+    determinant = of_noise * alpha - of_x0 * sigma
+    _require_nonzero(determinant, prediction)
+    x0 = output if prediction == "x0" else (of_noise * x_t - sigma * output) / determinant
+    noise = output if prediction == "eps" else (alpha * output - of_x0 * x_t) / determinant
+    return x0, noise
+
+
+def error_ratio(prediction: str, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """Squared error of a prediction over that of the x0 that follows from it, at a fixed x_t.
+
+    An error d of x0 is -alpha d / sigma of the noise, hence (b - a alpha / sigma) d of the prediction. This is snr for
+    eps, 1 for x0, snr + 1 for v where the variance is kept, and (1 + alpha / sigma)^2 for flow.
+    """
+    of_noise, of_x0 = target_weights(prediction, alpha, sigma)
+    return (of_x0 - of_noise * alpha / sigma).square()
 
 
 def convert(output: Tensor, source: str, destination: str, x_t: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
@@ -81,13 +90,14 @@ def require_invertible(prediction: str, schedule: NoiseSchedule) -> None:
     to_x0_and_noise(prediction, zero, zero, schedule.alpha, schedule.sigma)
 
 
-def _require_nonzero(amplitude: Tensor, prediction: str, name: str) -> None:
-    if bool((amplitude == 0).any()):
+def _require_nonzero(determinant: Tensor, prediction: str) -> None:
+    if bool((determinant == 0).any()):
+        name = "alpha" if prediction == "eps" else "sigma"
         raise ConfigError(
-            f"diffusion.prediction = {prediction} cannot be inverted at a timestep with {name} = 0; "
-            "use diffusion.prediction = v"
+            f"diffusion.prediction = {prediction} cannot be inverted at a timestep with {name} = 0, which "
+            "diffusion.schedule and diffusion.zero_terminal_snr give; use diffusion.prediction = v or flow"
         )
 
 
 def _unknown(prediction: str) -> ConfigError:
-    return ConfigError(f"diffusion.prediction = {prediction} is unknown; use eps, x0 or v")
+    return ConfigError(f"diffusion.prediction = {prediction} is unknown; use eps, x0, v or flow")

@@ -5,15 +5,18 @@ import torch
 from torch import nn
 
 from megadiff.config.deepspeed_json import build_deepspeed_config
+from megadiff.config.diffusion import needs_gradients
 from megadiff.config.layout import Layout
 from megadiff.config.schema import Config
+from megadiff.diffusion.importance import make_importance
 from megadiff.diffusion.objective import DiffusionObjective
-from megadiff.diffusion.schedule import make_schedule
+from megadiff.diffusion.schedule import schedule_of
 from megadiff.dist.grid import make_grid
 from megadiff.dist.process import Process, quiet_stdout
 from megadiff.engine.clip import average_gradients, clip_gradients, global_norm
 from megadiff.engine.engine import Engine
 from megadiff.engine.optimizer import make_optimizer
+from megadiff.engine.output_gradient import OutputGradient
 from megadiff.engine.runners import PipelineLoss, PipelineRunner, Runner, WholeRunner
 from megadiff.errors import ConfigError
 from megadiff.models import FUSED_OPERATORS
@@ -37,7 +40,9 @@ def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
     stage = build_stage(config, grid, process.device, dtype)
     objective = make_objective(config)
     optimizer = make_optimizer(config.optimizer, stage.chain, config.train.kernels)
-    loss = PipelineLoss(objective)
+    watched = needs_gradients(config.diffusion) and "head" in stage.chain.layer_names
+    gradient = OutputGradient(stage.chain) if watched else None
+    loss = PipelineLoss(objective, gradient)
     model: nn.Module = stage.chain if layout.pipeline == 1 else pipeline_module(stage.modules, grid, loss)
     with quiet_stdout():
         wrapped, *_ = deepspeed.initialize(
@@ -47,11 +52,11 @@ def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
             config=build_deepspeed_config(config, layout),
             mpu=grid.mpu if layout.pipeline == 1 else None,
         )
-    runner: Runner = WholeRunner(wrapped, objective, process.device)
+    runner: Runner = WholeRunner(wrapped, objective, gradient)
     if layout.pipeline > 1:
-        runner = PipelineRunner(wrapped, loss, process.device)
+        runner = PipelineRunner(wrapped, loss)
     shards = Shards(wrapped, stage.chain, stage.sharding, grid, layout.zero_stage)
-    engine = Engine(config, layout, grid, stage, wrapped, objective, runner, shards, process.device)
+    engine = Engine(config, layout, grid, stage, wrapped, objective, runner, gradient, shards, process.device)
     if layout.zero_stage == 0:
         _clip_before_step(engine, optimizer, stage)
         if layout.data == 1:
@@ -63,9 +68,14 @@ def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
 
 def make_objective(config: Config) -> DiffusionObjective:
     """The training objective that the config describes."""
-    schedule = make_schedule(config.diffusion.schedule, config.diffusion.num_train_timesteps)
+    schedule = schedule_of(config)
     return DiffusionObjective(
-        schedule, config.diffusion, config.model.num_classes, config.train.seed, config.train.kernels
+        schedule,
+        config.diffusion,
+        config.model.num_classes,
+        config.train.seed,
+        config.train.kernels,
+        make_importance(config, schedule),
     )
 
 

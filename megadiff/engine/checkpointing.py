@@ -15,7 +15,7 @@ from megadiff.checkpoint.index import Counters, RankManifest, build_index
 from megadiff.checkpoint.names import parameter_shapes
 from megadiff.checkpoint.reader import CheckpointReader
 from megadiff.checkpoint.retention import prune
-from megadiff.checkpoint.writer import Piece, begin_save, pieces_of_range, publish, write_rank_file
+from megadiff.checkpoint.writer import Piece, begin_save, pieces_of_range, publish, whole_piece, write_rank_file
 from megadiff.config.load import config_to_dict
 from megadiff.config.resume import check_resume
 from megadiff.dist.agree import gather, on_first, together
@@ -23,6 +23,9 @@ from megadiff.engine.engine import Engine
 from megadiff.engine.optimizer import state_keys
 from megadiff.errors import CheckpointError
 from megadiff.parallel.shards import Shard
+
+# Kind and name of the loss statistics per noise level.
+_LEVELS = ("levels", "sums")
 
 
 def save_checkpoint(engine: Engine, root: Path, fingerprint: str, protect: Collection[Path] = ()) -> Path:
@@ -71,6 +74,9 @@ def _pieces(engine: Engine) -> Iterator[Piece]:
             yield from pieces_of_range(
                 kind, shard.name, tuple(shard.full_shape), shard.offset, shard.size, shard.start, value
             )
+    levels = engine.objective.importance.state()
+    if levels is not None and dist.get_rank() == 0:  # every rank holds the same
+        yield whole_piece(*_LEVELS, levels)
 
 
 def _counters(engine: Engine) -> Counters:
@@ -133,6 +139,9 @@ def _restore(engine: Engine, reader: CheckpointReader, fingerprint: str) -> None
             engine.shards.optimizer_state(shard, key).copy_(_read(reader, f"optimizer.{key}", shard))
     if engine.ema is not None:
         engine.ema.num_updates = int(reader.index.counters.get("ema_updates", 0))
+    if _LEVELS[0] in reader.kinds():
+        engine.objective.importance.restore(reader.read(*_LEVELS))
+        engine.objective.refresh_weights()
 
 
 def _read(reader: CheckpointReader, kind: str, shard: Shard) -> torch.Tensor:

@@ -13,10 +13,12 @@ from torch import Tensor
 from megadiff.config.layout import Layout
 from megadiff.config.schema import Config
 from megadiff.data.batch import Batch
+from megadiff.diffusion.levels import Observation
 from megadiff.diffusion.objective import DiffusionObjective
 from megadiff.dist.grid import Grid
 from megadiff.engine.ema import Ema
 from megadiff.engine.optimizer import learning_rate, set_learning_rate
+from megadiff.engine.output_gradient import OutputGradient
 from megadiff.engine.runners import MicroBatch, Runner
 from megadiff.models.chain import mix_seed
 from megadiff.models.sizes import output_channels
@@ -36,12 +38,14 @@ class StepResult:
         grad_norm: global gradient norm before clipping, a 0-dim tensor or a number.
         lr: the learning rate that the optimizer used.
         applied: False if the step was skipped (fp16 overflow).
+        seen: timestep and loss of every sample of the global batch.
     """
 
     loss: Tensor
     grad_norm: Tensor | float
     lr: float
     applied: bool
+    seen: Observation
 
 
 class Engine:
@@ -64,12 +68,13 @@ class Engine:
         deepspeed_engine: deepspeed.DeepSpeedEngine,
         objective: DiffusionObjective,
         runner: Runner,
+        gradient: OutputGradient | None,
         shards: Shards,
         device: torch.device,
     ) -> None:
         self.config, self.layout, self.grid, self.device = config, layout, grid, device
         self.stage, self.chain, self.deepspeed = stage, stage.chain, deepspeed_engine
-        self.objective, self.runner, self.shards = objective, runner, shards
+        self.objective, self.runner, self.gradient, self.shards = objective, runner, gradient, shards
         self.ema = Ema(config.ema, shards) if config.ema.enabled else None
         self.clipped_norm: Tensor | None = None
         self.steps = 0
@@ -96,7 +101,7 @@ class Engine:
         loss_scale = self.layout.accumulation * self.layout.data / total
         if self.ema is not None:
             self.ema.prepare()
-        loss_sum = self.runner.run(prepared, loss_scale)
+        losses = self.runner.run(prepared, loss_scale)
         applied = self._was_applied()
         self.steps += 1
         self.samples += self.layout.global_batch_size
@@ -104,7 +109,12 @@ class Engine:
             self.ema.update()
         if not applied:
             self.skipped_steps += 1
-        return StepResult(self._mean_loss(loss_sum / total), self._grad_norm(), rate, applied)
+        t, shares, squared_gradients = self._of_all_samples(prepared, losses, total)
+        size = self.layout.global_batch_size
+        seen = self.objective.after_step(self.steps, t.long(), shares * size, squared_gradients * size**2)
+        exact = self.config.train.precision == "fp64"
+        loss = shares.sum() if exact else shares.sum().float()
+        return StepResult(loss, self._grad_norm(), rate, applied, seen)
 
     def predict(self, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """The network's output without gradients; collective over the ranks of this copy of the network.
@@ -175,14 +185,24 @@ class Engine:
         # An integer tensor in a division would round its quotient to float32.
         return count.clamp(min=1).to(torch.float64 if self.config.train.precision == "fp64" else torch.float32)
 
-    def _mean_loss(self, part: Tensor) -> Tensor:
-        """The global mean from the parts of all ranks; one rank of each tensor group of the last stage has a part."""
-        counts = self.grid.is_last_stage and self.grid.tensor.index == 0
-        loss = part.clone() if counts else torch.zeros_like(part)
-        if self.config.train.precision == "fp64":
-            loss = loss.double()
-        dist.all_reduce(loss)
-        return loss
+    def _of_all_samples(self, prepared: Sequence[MicroBatch], losses: Tensor | None, total: Tensor) -> Sequence[Tensor]:
+        """Timestep, share of the mean loss, and squared gradient of that share, for each sample of the global batch.
+
+        The gradient is 0 where it is not measured.
+        (3, G) float64, equal on all ranks; one rank of each tensor group of the last stage fills in its samples.
+        """
+        share = self.layout.global_batch_size // self.layout.data
+        columns = torch.zeros(3, self.layout.data, share, dtype=torch.float64, device=self.device)
+        gradients = None if self.gradient is None else self.gradient.take()
+        if losses is not None and self.grid.tensor.index == 0:
+            mine = columns[:, self.grid.data.index]
+            mine[0] = torch.cat([micro.inputs.t for micro in prepared])
+            mine[1] = losses / total
+            if gradients is not None:
+                mine[2] = gradients / total.double().square()
+        if dist.get_world_size() > 1:
+            dist.all_reduce(columns)
+        return columns.flatten(1).unbind()
 
     def _was_applied(self) -> bool:
         return bool(self.deepspeed.was_step_applied())

@@ -19,6 +19,9 @@ from megadiff.engine.run_folder import RunFolder
 from megadiff.models.flops import training_flops
 from megadiff.sampling.images import grid, save_png
 
+# Losses by noise level are shown in this many equal ranges of timesteps.
+NUM_TENTHS = 10
+
 
 class Monitor:
     """Shows a run; only rank 0 has one that writes, the others have `SilentMonitor`."""
@@ -66,6 +69,7 @@ class Monitor:
         rate = len(self.pending) * self.config.train.global_batch_size / max(self.busy_seconds, 1e-9)
         utilisation = model_flops_utilisation(rate, self.flops_per_sample, self.world_size, self.peak)
         common = {"samples_per_s": rate, "mfu": utilisation, "memory_bytes": memory_bytes(self.device)}
+        self._write_levels()
         for step, result in self.pending:
             values = {"loss": float(result.loss), "grad_norm": float(result.grad_norm), "lr": result.lr}
             self._write(step, values | common | {"applied": result.applied})
@@ -82,6 +86,18 @@ class Monitor:
             value = values[key]
             if value is not None:
                 self.board.add_scalar(tag, value, step)
+
+    def _write_levels(self) -> None:
+        """Mean loss of the waiting steps' samples per tenth of the timesteps, from the cleanest (0) to the noisiest."""
+        if self.board is None:
+            return
+        tenths = torch.cat([result.seen.t for _, result in self.pending]).cpu()
+        tenths = tenths * NUM_TENTHS // self.config.diffusion.num_train_timesteps
+        losses = torch.cat([result.seen.loss for _, result in self.pending]).cpu()
+        counts = torch.bincount(tenths, minlength=NUM_TENTHS)
+        sums = torch.zeros(NUM_TENTHS, dtype=losses.dtype).index_add_(0, tenths, losses)
+        for tenth in counts.nonzero().flatten().tolist():
+            self.board.add_scalar(f"LossByNoise/{tenth}", float(sums[tenth] / counts[tenth]), self.pending[-1][0])
 
     def _show(self, step: int, loss: float, result: StepResult, rate: float, utilisation: float | None) -> None:
         if self.bar is not None:

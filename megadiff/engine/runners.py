@@ -1,6 +1,6 @@
 """How a step's forward and backward passes run: on the whole network, or on a stage of a pipeline.
 
-Both drive DeepSpeed through one optimizer step and return this rank's part of the loss.
+Both drive DeepSpeed through one optimizer step and return the losses of this rank's samples.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from megadiff.diffusion.objective import DiffusionObjective, TrainingInputs
+from megadiff.engine.output_gradient import OutputGradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +26,7 @@ class MicroBatch:
 class Runner(Protocol):
     """One optimizer step's computation."""
 
-    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: Tensor) -> Tensor:
+    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: Tensor) -> Tensor | None:
         """Runs all micro-batches and the optimizer step.
 
         Args:
@@ -34,7 +35,7 @@ class Runner(Protocol):
                 data ranks is the mean over the elements of the global batch.
 
         Returns:
-            The sum over micro-batches of the unscaled loss sums, detached; zero on ranks that compute no loss.
+            (B,) the unscaled loss sum of each sample of this rank in order, detached; None where no loss is computed.
         """
         ...
 
@@ -42,48 +43,51 @@ class Runner(Protocol):
 class WholeRunner:
     """The whole network is on this rank (in parts, where tensor parallelism or ZeRO shards it)."""
 
-    def __init__(self, engine: deepspeed.DeepSpeedEngine, objective: DiffusionObjective, device: torch.device) -> None:
-        self.engine, self.objective, self.device = engine, objective, device
+    def __init__(
+        self, engine: deepspeed.DeepSpeedEngine, objective: DiffusionObjective, gradient: OutputGradient | None
+    ) -> None:
+        self.engine, self.objective, self.gradient = engine, objective, gradient
 
-    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: Tensor) -> Tensor:
-        total: Tensor | None = None
+    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: Tensor) -> Tensor | None:
+        losses: list[Tensor] = []
         for micro in micro_batches:
             inputs = micro.inputs
             output = self.engine((inputs.x_t, inputs.t, inputs.labels))
-            loss = self.objective.loss_sum(output, inputs.target, inputs.weight, micro.mask)
-            self.engine.backward(loss * loss_scale)
-            total = loss.detach() if total is None else total + loss.detach()
+            loss = self.objective.losses(output, inputs.target, inputs.weight, micro.mask)
+            if self.gradient is not None:
+                self.gradient.watch(loss)
+            losses.append(loss.detach())
+            self.engine.backward(loss.sum() * loss_scale)
             self.engine.step()
-        assert total is not None, "a step without micro-batches"
-        return total
+        return torch.cat(losses)
 
 
 class PipelineLoss:
-    """The loss function of the last stage; it keeps the unrounded sums, because DeepSpeed reports float32."""
+    """The loss function of the last stage; it keeps the unrounded losses, because DeepSpeed reports float32."""
 
-    def __init__(self, objective: DiffusionObjective) -> None:
-        self.objective = objective
+    def __init__(self, objective: DiffusionObjective, gradient: OutputGradient | None) -> None:
+        self.objective, self.gradient = objective, gradient
         self.scale = torch.ones(())
-        self.sums: list[Tensor] = []
+        self.losses: list[Tensor] = []
 
     def __call__(self, output: Tensor, labels: tuple[Tensor, ...]) -> Tensor:
-        loss = self.objective.loss_sum(output, *labels)
-        self.sums.append(loss.detach())
-        return loss * self.scale
+        loss = self.objective.losses(output, *labels)
+        if self.gradient is not None:
+            self.gradient.watch(loss)
+        self.losses.append(loss.detach())
+        return loss.sum() * self.scale
 
 
 class PipelineRunner:
     """This rank holds stages; DeepSpeed's schedule (1F1B or DualPipeV) moves states between them."""
 
-    def __init__(self, engine: deepspeed.PipelineEngine, loss: PipelineLoss, device: torch.device) -> None:
-        self.engine, self.loss, self.device = engine, loss, device
+    def __init__(self, engine: deepspeed.PipelineEngine, loss: PipelineLoss) -> None:
+        self.engine, self.loss = engine, loss
 
-    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: Tensor) -> Tensor:
-        self.loss.scale, self.loss.sums = loss_scale, []
+    def run(self, micro_batches: Sequence[MicroBatch], loss_scale: Tensor) -> Tensor | None:
+        self.loss.scale, self.loss.losses = loss_scale, []
         self.engine.train_batch(data_iter=_pipeline_items(micro_batches))
-        if self.loss.sums:
-            return torch.stack(self.loss.sums).sum()
-        return torch.zeros((), device=self.device)
+        return torch.cat(self.loss.losses) if self.loss.losses else None
 
 
 def _pipeline_items(micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:

@@ -59,7 +59,7 @@ def ddim_sample(
         predict: the network; called with a doubled batch unless guidance is 1. Only the first C channels of
             its output are used.
         schedule: the one of training.
-        prediction: what the network predicts: eps, x0 or v.
+        prediction: what the network predicts: eps, x0, v or flow.
         noise: (B, C, H, W), see initial_noise; its dtype is the one of the arithmetic.
         labels: conditions, (B,) int64 or (B, F) float, see `megadiff.diffusion.condition`.
         num_classes: fixes the null label.
@@ -120,5 +120,5 @@ def _next_weights(
 
 
 def _posterior_std(alpha: float, sigma: float, next_alpha: float, next_sigma: float) -> float:
-    """Return the standard deviation of ancestral sampling, Song et al. 2021, equation 16 with eta = 1."""
-    return next_sigma / sigma * math.sqrt(max(1.0 - (alpha / next_alpha) ** 2, 0.0))
+    """Standard deviation of ancestral sampling: Song et al. 2021, equation 16 with eta = 1, for any alpha and sigma."""
+    return next_sigma / sigma * math.sqrt(max(sigma**2 - (alpha / next_alpha * next_sigma) ** 2, 0.0))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from megadiff.config.schema import Config
 from megadiff.diffusion.condition import Condition, stack_conditions
-from megadiff.diffusion.schedule import make_schedule
+from megadiff.diffusion.schedule import schedule_of
 from megadiff.sampling.ddim import ddim_sample, initial_noise
 from megadiff.sampling.guidance import Predict
 
@@ -77,7 +77,7 @@ def _sample(
     shape = (model.in_channels, model.input_size, model.input_size)
     return ddim_sample(
         predict,
-        make_schedule(diffusion.schedule, diffusion.num_train_timesteps).to(device),
+        schedule_of(config).to(device),
         diffusion.prediction,
         initial_noise(request.seed, image_ids, shape),
         labels,

@@ -12,6 +12,7 @@ from megadiff.config.validate import checks_for
 from megadiff.errors import ConfigError
 
 LATENTS = {"data.name": "latents", "data.path": "/latents"}
+EPS, DENSITY = {"diffusion.prediction": "eps"}, {"diffusion.importance": "density"}
 APEX = {"optimizer.name": "apex_fused_adam"}
 # 16 and 32 channels on 8 x 8 and 4 x 4 pixels in 8 groups; the second level and the middle attend, in heads of 8.
 UNET = {"model.preset": "unet-tiny-test"}
@@ -26,6 +27,82 @@ TENSOR, PIPELINE = "parallel.tensor_model_parallel_size", "parallel.pipeline_mod
 
 # name of the check -> (settings that break it, parts of the message, settings that repair it)
 BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] = {
+    "_eps_sees_signal": [
+        ({**EPS, "diffusion.schedule": "flow"}, ("prediction = eps", "schedule = flow"), {"diffusion.prediction": "v"}),
+        (
+            {**EPS, "diffusion.zero_terminal_snr": True},
+            ("prediction = eps", "zero_terminal_snr = true"),
+            {"diffusion.prediction": "x0"},
+        ),
+    ],
+    "_one_density": [
+        ({**DENSITY, "diffusion.timestep_sampling": name}, ("density", name), {"diffusion.importance": "weight"})
+        for name in ("logit_normal", "adaptive")
+    ],
+    "_one_shift": [
+        (
+            {"diffusion.shift": 3.0, "diffusion.shift_base_tokens": 16},
+            ("shift = 3.0", "shift_base_tokens = 16"),
+            {"diffusion.shift_base_tokens": 0},
+        )
+    ],
+    "_rescaled_schedule_has_two_ends": [
+        (
+            {"diffusion.zero_terminal_snr": True, "diffusion.num_train_timesteps": 1, "sampling.steps": 1},
+            ("num_train_timesteps = 1", "at least 2"),
+            {"diffusion.num_train_timesteps": 2},
+        )
+    ],
+    "_levels_have_timesteps": [
+        (
+            {**DENSITY, "diffusion.num_levels": 1001},
+            ("num_levels = 1001", "= 1000"),
+            {"diffusion.num_levels": 1000},
+        )
+    ],
+    "_refit_happens": [
+        (
+            {**DENSITY, "diffusion.refit_from_step": 1000},
+            ("= 1000", "at most 999"),
+            {"diffusion.refit_from_step": 999},
+        )
+    ],
+    "_no_idle_diffusion_settings": [
+        ({"diffusion.min_snr_gamma": 4.0}, ("min_snr_gamma", "uniform"), {"diffusion.loss_weight": "min_snr"}),
+        (
+            {"diffusion.hybrid_linear_fraction": 0.7},
+            ("hybrid_linear_fraction = 0.7", "cosine"),
+            {"diffusion.schedule": "hybrid"},
+        ),
+        (
+            {"diffusion.zero_terminal_snr": True, "diffusion.schedule": "flow"},
+            ("zero_terminal_snr", "schedule = flow"),
+            {"diffusion.schedule": "cosine"},
+        ),
+        (
+            {"diffusion.logit_normal_mean": 0.5},
+            ("logit_normal_mean", "uniform"),
+            {"diffusion.timestep_sampling": "logit_normal"},
+        ),
+        (
+            {"diffusion.logit_normal_std": 0.5, "diffusion.timestep_sampling": "adaptive"},
+            ("logit_normal_std", "adaptive"),
+            {"diffusion.timestep_sampling": "logit_normal"},
+        ),
+        (
+            {"diffusion.importance_density": "loss", "diffusion.importance": "weight"},
+            ("importance_density = loss", "importance = weight"),
+            {"diffusion.importance": "density"},
+        ),
+        *(
+            (
+                {f"diffusion.{name}": 50},
+                (f"{name} = 50", "importance = off"),
+                {"diffusion.timestep_sampling": "adaptive"},
+            )
+            for name in ("num_levels", "refit_from_step", "refit_every_steps")
+        ),
+    ],
     "_patch_divides_input": [({"model.patch_size": 3}, ("= 3", "= 16", "1, 2, 4, 8 or 16"), {"model.patch_size": 4})],
     "_heads_divide_hidden": [({"model.num_heads": 3}, ("= 3", "= 128"), {"model.num_heads": 8})],
     "_hidden_fits_positions": [
@@ -236,11 +313,6 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
             {"optimizer.name": "adamw"},
         ),
         ({"optimizer.name": "sgd", "optimizer.eps": 1e-6}, ("eps", "sgd"), {"optimizer.name": "adamw"}),
-        (
-            {"diffusion.min_snr_gamma": 4.0},
-            ("min_snr_gamma", "uniform"),
-            {"diffusion.loss_weight": "min_snr"},
-        ),
         ({"data.num_samples": 10}, ("num_samples", "emoji"), {"data.name": "ids"}),
         ({"data.grouping": "category", "data.name": "ids"}, ("grouping", "ids"), {"data.name": "emoji"}),
     ],

@@ -123,7 +123,7 @@ def test_timestep_noise_and_dropout_are_independent() -> None:
 def test_a14_loss_is_accumulated_in_float32() -> None:
     """2**16 squared errors of 1/4 in bfloat16 inputs: a bfloat16 sum would stop growing at 64."""
     output = torch.full((1, 1, 256, 256), 0.5, dtype=torch.bfloat16)
-    loss = make_objective().loss_sum(output, torch.zeros_like(output), torch.ones(1, dtype=torch.bfloat16))
+    loss = make_objective().losses(output, torch.zeros_like(output), torch.ones(1, dtype=torch.bfloat16)).sum()
     assert loss.dtype == torch.float32
     assert float(loss) == 2**14
 
@@ -137,7 +137,7 @@ def test_loss_is_the_weighted_sum_and_float64_if_an_input_is() -> None:
         for b in range(5)
         for o, t in zip(output[b].flatten(), target[b].flatten(), strict=True)
     )
-    loss = make_objective().loss_sum(output, target, weight, None)
+    loss = make_objective().losses(output, target, weight, None).sum()
     assert loss.dtype == torch.float64 and float(loss) == pytest.approx(expected, rel=1e-12)
     assert int(make_objective().num_elements(target)) == 60
 
@@ -146,7 +146,7 @@ def test_the_sigma_half_of_a_learn_sigma_output_is_not_trained() -> None:
     objective = make_objective()
     target, weight = torch.zeros(2, 3, 4, 4), torch.ones(2)
     output = torch.ones(2, 6, 4, 4, requires_grad=True)
-    loss = objective.loss_sum(output, target, weight, None)
+    loss = objective.losses(output, target, weight, None).sum()
     loss.backward()
     assert float(loss.detach()) == 2 * 3 * 16 and output.grad is not None
     assert torch.equal(output.grad[:, :3], torch.full((2, 3, 4, 4), 2.0))
@@ -170,7 +170,7 @@ def test_b06_gradient_does_not_depend_on_how_the_batch_is_cut(partition: list[in
         rows = slice(start, start + size)
         start += size
         inputs = objective.prepare(images[rows], labels[rows], ids[rows], step=0)
-        objective.loss_sum(scale * inputs.x_t, inputs.target, inputs.weight, mask[rows]).backward()
+        objective.losses(scale * inputs.x_t, inputs.target, inputs.weight, mask[rows]).sum().backward()
         count = count + objective.num_elements(inputs.target, mask[rows])
     assert int(count) == 3 * (64 + 64 + 1 + 1)
 
@@ -188,10 +188,10 @@ def test_b06_masked_positions_may_hold_anything() -> None:
     target = torch.ones(1, 3, 2, 2)
     target[..., 0] = float("nan")
     mask = torch.tensor([0.0, 1.0]).expand(1, 1, 2, 2)
-    loss = objective.loss_sum(output, target, torch.ones(1), mask)
+    loss = objective.losses(output, target, torch.ones(1), mask).sum()
     loss.backward()
     assert float(loss.detach()) == 6.0 and output.grad is not None and bool(output.grad.isfinite().all())
-    empty = objective.loss_sum(output, target, torch.ones(1), torch.zeros(1, 1, 2, 2))
+    empty = objective.losses(output, target, torch.ones(1), torch.zeros(1, 1, 2, 2)).sum()
     assert float(empty.detach()) == 0.0
     assert int(objective.num_elements(target, torch.zeros(1, 1, 2, 2))) == 0
     assert int(objective.num_elements(target, mask)) == 6

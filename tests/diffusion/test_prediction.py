@@ -1,4 +1,4 @@
-"""Conversions among eps, x0 and v are round trips, and impossible ones are refused."""
+"""Conversions among eps, x0, v and flow are round trips, and impossible ones are refused."""
 
 import itertools
 
@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megadiff.diffusion.prediction import convert, require_invertible, target, to_x0_and_noise
+from megadiff.diffusion.prediction import convert, error_ratio, require_invertible, target, to_x0_and_noise
 from megadiff.diffusion.schedule import SCHEDULES, NoiseSchedule, make_schedule
 from megadiff.errors import ConfigError
 
-PREDICTIONS = ("eps", "x0", "v")
+PREDICTIONS = ("eps", "x0", "v", "flow")
 
 
 def draw(angle: float, seed: int) -> tuple[torch.Tensor, ...]:
@@ -79,14 +79,54 @@ def test_b03_divisions_by_zero_are_refused_instead_of_inf(prediction: str, sched
     require_invertible("v", schedule)
 
 
-def test_every_schedule_takes_every_prediction() -> None:
-    for name, prediction in itertools.product(SCHEDULES, PREDICTIONS):
-        require_invertible(prediction, make_schedule(name, 1000))
+def test_every_schedule_takes_every_prediction_but_eps_at_pure_noise() -> None:
+    for name, zero_end, prediction in itertools.product(SCHEDULES, (False, True), PREDICTIONS):
+        if name == "flow" and zero_end:
+            continue
+        schedule = make_schedule(name, 1000, zero_terminal_snr=zero_end)
+        if prediction == "eps" and float(schedule.alpha[-1]) == 0.0:
+            with pytest.raises(ConfigError, match="alpha = 0"):
+                require_invertible(prediction, schedule)
+        else:
+            require_invertible(prediction, schedule)
+
+
+@pytest.mark.parametrize("zero_end", [False, True])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_round_trips_at_every_timestep(name: str, zero_end: bool) -> None:
+    """Within 1e-14 max(1 / alpha, 1 / sigma), at least 1e-12, where both predictions can be inverted."""
+    schedule = make_schedule(name, 1000, zero_terminal_snr=zero_end and name != "flow")
+    generator = torch.Generator().manual_seed(0)
+    x0, noise = torch.randn(2, 1000, 8, generator=generator, dtype=torch.float64)
+    alpha, sigma = schedule.alpha[:, None], schedule.sigma[:, None]
+    x_t = alpha * x0 + sigma * noise
+    limit = (1e-14 * torch.maximum(1 / alpha, 1 / sigma)).clamp(min=1e-12)
+    for source, via in itertools.product(PREDICTIONS, PREDICTIONS):
+        rows = slice(None, -1) if "eps" in (source, via) and float(schedule.alpha[-1]) == 0 else slice(None)
+        level = (x_t[rows], alpha[rows], sigma[rows])
+        start = target(source, x0[rows], noise[rows], *level[1:])
+        back = convert(convert(start, source, via, *level), via, source, *level)
+        assert bool(((back - start).abs() <= limit[rows] * start.abs().clamp(min=1)).all()), (source, via)
+
+
+def test_flow_is_the_derivative_of_x_t_along_its_line() -> None:
+    schedule = make_schedule("flow", 10)
+    x0, noise, *_ = draw(1.0, 4)
+    expected = float(schedule.d_alpha[3]) * x0 + float(schedule.d_sigma[3]) * noise
+    torch.testing.assert_close(target("flow", x0, noise, schedule.alpha[3], schedule.sigma[3]), expected)
+
+
+@given(prediction=st.sampled_from(PREDICTIONS), angle=st.floats(0.1, 1.4), seed=st.integers(0, 100))
+def test_the_ratio_of_errors_is_that_of_converted_answers(prediction: str, angle: float, seed: int) -> None:
+    x0, other, x_t, alpha, sigma = draw(angle, seed)
+    errors = convert(other, "x0", prediction, x_t, alpha, sigma) - convert(x0, "x0", prediction, x_t, alpha, sigma)
+    expected = errors.square().sum() / (other - x0).square().sum()
+    assert float(error_ratio(prediction, alpha, sigma)) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_an_unknown_prediction_is_refused() -> None:
     x = torch.zeros(1)
-    with pytest.raises(ConfigError, match="use eps, x0 or v"):
+    with pytest.raises(ConfigError, match="use eps, x0, v or flow"):
         target("score", x, x, x, x)
-    with pytest.raises(ConfigError, match="use eps, x0 or v"):
+    with pytest.raises(ConfigError, match="use eps, x0, v or flow"):
         to_x0_and_noise("score", x, x, x, x)

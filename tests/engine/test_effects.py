@@ -130,8 +130,21 @@ def pairs(config: Config, bench: Bench) -> Any:
     objective = make_objective(config)
     images = torch.rand((16, 3, 4, 4), generator=seeded("images")) * 2 - 1
     inputs = objective.prepare(images, torch.zeros(16, dtype=torch.int64), torch.arange(16), 3)
-    loss = objective.loss_sum(torch.zeros_like(inputs.target), inputs.target, inputs.weight)
+    loss = objective.losses(torch.zeros_like(inputs.target), inputs.target, inputs.weight).sum()
     return inputs.x_t, inputs.t, inputs.labels, inputs.target, loss
+
+
+def refitted(config: Config, bench: Bench) -> Any:
+    """When the density and the weights of a run change, and what they are in the end."""
+    objective, generator = make_objective(config), seeded("losses")
+    changes = []
+    for step in range(1, 13):
+        t = torch.randint(config.diffusion.num_train_timesteps, (64,), generator=generator)
+        losses = torch.rand(64, generator=generator, dtype=torch.float64) * t
+        objective.after_step(step, t, losses, losses.square() + 1.0)
+        if not changes or not torch.equal(changes[-1][1], objective.weights):
+            changes.append((step, objective.weights))
+    return changes, pairs(config, bench)
 
 
 def start(config: Config, bench: Bench) -> Any:
@@ -223,7 +236,7 @@ def operators(config: Config, bench: Bench) -> Any:
     with Called() as called:
         inputs = objective.prepare(torch.zeros(shape), torch.tensor([0, 1]), torch.tensor([0, 1]), 0)
         output = chain((inputs.x_t, inputs.t, inputs.labels))
-        objective.loss_sum(output, inputs.target, inputs.weight).backward()
+        objective.losses(output, inputs.target, inputs.weight).sum().backward()
     return sorted(called.names)
 
 
@@ -321,9 +334,21 @@ ROWS: dict[str, Row] = {
     "model.skip_shift_strength": Row(0.5, shifts, SHIFT),
     "diffusion.schedule": Row("linear", pairs),
     "diffusion.num_train_timesteps": Row(500, pairs),
+    "diffusion.hybrid_linear_fraction": Row(0.7, pairs, {"diffusion.schedule": "hybrid"}),
+    "diffusion.zero_terminal_snr": Row(True, pairs),
+    "diffusion.shift": Row(2.0, pairs),
+    "diffusion.shift_base_tokens": Row(64, pairs),
     "diffusion.prediction": Row("eps", pairs, {"diffusion.schedule": "linear"}),
     "diffusion.loss_weight": Row("min_snr", pairs),
     "diffusion.min_snr_gamma": Row(1.0, pairs, {"diffusion.loss_weight": "min_snr"}),
+    "diffusion.timestep_sampling": Row("logit_normal", pairs),
+    "diffusion.logit_normal_mean": Row(1.0, pairs, {"diffusion.timestep_sampling": "logit_normal"}),
+    "diffusion.logit_normal_std": Row(0.5, pairs, {"diffusion.timestep_sampling": "logit_normal"}),
+    "diffusion.importance": Row("weight", refitted, {"diffusion.importance": "density"}),
+    "diffusion.importance_density": Row("loss", refitted, {"diffusion.importance": "density"}),
+    "diffusion.num_levels": Row(20, refitted, {"diffusion.importance": "density"}),
+    "diffusion.refit_from_step": Row(5, refitted, {"diffusion.importance": "density"}),
+    "diffusion.refit_every_steps": Row(7, refitted, {"diffusion.importance": "density"}),
     "diffusion.condition_dropout": Row(0.9, pairs),
     "sampling.steps": Row(5, images),
     "sampling.guidance": Row(4.0, images),

@@ -209,3 +209,43 @@ def test_imported_weights_can_be_trained_further_on_any_data(pools: Pools, tmp_p
     trained = stored(checkpoint(tmp_path / "run", 3))["model/blocks.0.attn.q.weight"]
     assert torch.equal(start, trained)
     assert (start - stored(checkpoint(tmp_path / "new", 2))["model/blocks.0.attn.q.weight"]).abs().max() < 0.1
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "importance density, hybrid schedule": {"diffusion__importance": "density", "diffusion__schedule": "hybrid"},
+    "importance weight, flow": {
+        "diffusion__importance": "weight",
+        "diffusion__schedule": "flow",
+        "diffusion__prediction": "flow",
+        "diffusion__timestep_sampling": "logit_normal",
+        "diffusion__loss_weight": "min_snr",
+    },
+    "adaptive, pure noise at the end": {
+        "diffusion__timestep_sampling": "adaptive",
+        "diffusion__zero_terminal_snr": True,
+        "diffusion__shift": 2.0,
+    },
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_that_learn_from_losses_go_on_bit_for_bit(pools: Pools, tmp_path: Path, method: str) -> None:
+    """Refits after steps 4, 7, 10, ...; the stops lie before the first, between two, and right after one."""
+    levels = {"num_levels": 10, "refit_from_step": 4, "refit_every_steps": 3}
+    settings = {**{f"diffusion__{name}": value for name, value in levels.items()}, **METHODS[method]}
+    train_in_parts(pools[1], tmp_path / "straight", (20,), **settings)
+    expected = stored(checkpoint(tmp_path / "straight", 20))
+    assert expected["levels/sums"].shape == (2, 10, 4) and float(expected["levels/sums"][0, :, 0].sum()) > 0
+    for stop in (2, 9, 10):
+        train_in_parts(pools[1], tmp_path / f"stop_{stop}", (stop, 20), **settings)
+        assert_same_tensors(checkpoint(tmp_path / f"stop_{stop}", 20), checkpoint(tmp_path / "straight", 20))
+
+
+def test_a_table_of_another_layout_goes_on(pools: Pools, tmp_path: Path) -> None:
+    """The density is the same after a resume on two data ranks; a run without importance holds no table."""
+    settings = {"diffusion__importance": "density", "diffusion__refit_from_step": 4, "diffusion__refit_every_steps": 3}
+    train_in_parts(pools[1], tmp_path / "one", (12,), **settings)
+    train_in_parts(pools[1], tmp_path / "both", (8,), **settings)
+    train_in_parts(pools[2], tmp_path / "both", (12,), **settings)
+    one, both = (stored(checkpoint(tmp_path / name, 12))["levels/sums"] for name in ("one", "both"))
+    torch.testing.assert_close(both, one, rtol=1e-4, atol=1e-12)

@@ -44,7 +44,7 @@ def train_reference(config: Config, num_steps: int) -> Outcome:
             images = micro.images.double() if config.train.precision == "fp64" else micro.images
             inputs = objective.prepare(images, micro.labels, micro.sample_ids, step)
             output = network((inputs.x_t, inputs.t, inputs.labels))
-            loss = objective.loss_sum(output, inputs.target, inputs.weight) / batch.images.numel()
+            loss = objective.losses(output, inputs.target, inputs.weight).sum() / batch.images.numel()
             loss.backward()
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(network.parameters(), config.optimizer.clip_norm)

@@ -79,10 +79,21 @@ def test_timesteps_of_the_usual_settings() -> None:
         sampling_timesteps(10, 0)
 
 
-@pytest.mark.parametrize("prediction", ["eps", "x0", "v"])
-@pytest.mark.parametrize("schedule_name", SCHEDULES)
-def test_b04_an_exact_denoiser_ends_at_x0_for_every_step_count(prediction: str, schedule_name: str) -> None:
-    schedule = make_schedule(schedule_name, 1000)
+# Every schedule, with and without pure noise at its end, and every prediction that says something there.
+PAIRS = [
+    (name, zero_end, prediction)
+    for name, zero_end in [
+        *((name, False) for name in SCHEDULES),
+        *((name, True) for name in SCHEDULES if name != "flow"),
+    ]
+    for prediction in ("eps", "x0", "v", "flow")
+    if prediction != "eps" or not (zero_end or name == "flow")
+]
+
+
+@pytest.mark.parametrize(("name", "zero_end", "prediction"), PAIRS)
+def test_b04_an_exact_denoiser_ends_at_x0_for_every_step_count(name: str, zero_end: bool, prediction: str) -> None:
+    schedule = make_schedule(name, 1000, zero_terminal_snr=zero_end)
     predict = exact_denoiser(schedule, prediction)
     expected = true_images(torch.arange(4) % 3, torch.float64)
     settings = ((0.0, False), (0.6, True), (1.0, False))
