@@ -24,6 +24,8 @@ Counts = Annotated[tuple[int, ...], BeforeValidator(_list_to_tuple)]
 Widths = Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(min_length=1), BeforeValidator(_list_to_tuple)]
 Depths = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(_list_to_tuple)]
 Betas = Annotated[tuple[float, float], BeforeValidator(_list_to_tuple)]
+_Ratio = Annotated[float, Field(ge=0)]
+PathRatios = Annotated[tuple[_Ratio, _Ratio, _Ratio], BeforeValidator(_list_to_tuple)]
 
 
 class Section(BaseModel):
@@ -146,18 +148,27 @@ class TrainConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """The optimizer, its learning-rate schedule in optimizer steps, and the clipping of the global norm."""
+    """The optimizer, its learning-rate schedule in optimizer steps, and the clipping of the global norm.
 
-    name: Literal["adamw", "adamw_ema", "apex_fused_adam", "sgd"] = "adamw"
+    The rate of the last `final_fraction` of the steps is multiplied with `final_lr_ratio`. `path_lr_ratios` multiply
+    that of a UNet's way down (with the embeddings), middle and way up. Clipping happens at every `clip_every_steps`-th
+    step; anything above 1 lets large gradients through between.
+    """
+
+    name: Literal["adamw", "adamw_ema", "apex_fused_adam", "lion", "sgd"] = "adamw"
     lr: float = Field(1e-4, ge=0)
     betas: Betas = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     momentum: float = Field(0.0, ge=0, lt=1)
     clip_norm: float = Field(1.0, ge=0)
+    clip_every_steps: int = Field(1, gt=0)
     lr_schedule: Literal["cosine", "constant"] = "cosine"
     warmup_steps: int = Field(100, ge=0)
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    final_fraction: float = Field(0.0, ge=0, le=1)
+    final_lr_ratio: float = Field(0.1, ge=0, le=1)
+    path_lr_ratios: PathRatios = (1.0, 1.0, 1.0)
 
 
 class EmaConfig(Section):

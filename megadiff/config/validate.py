@@ -135,7 +135,9 @@ def _norm_backend_has_a_norm(config: Config) -> None:
 
 
 def _no_idle_settings(config: Config) -> None:
-    sgd, emoji, ids = config.optimizer.name == "sgd", config.data.name == "emoji", config.data.name == "ids"
+    sgd, lion = config.optimizer.name == "sgd", config.optimizer.name == "lion"
+    emoji, ids = config.data.name == "emoji", config.data.name == "ids"
+    dit, still = config.model.name == "dit", config.optimizer.final_fraction == 0
     optimizer, data = f"optimizer.name = {config.optimizer.name}", f"data.name = {config.data.name}"
     classes = "data.classes, which names its groups itself; remove one of them"
     refuse_idle(
@@ -143,6 +145,10 @@ def _no_idle_settings(config: Config) -> None:
         (
             Idle("optimizer", "momentum", not sgd, f"{optimizer}; use betas, or optimizer.name = sgd"),
             Idle("optimizer", "betas", sgd, "optimizer.name = sgd; use momentum, or optimizer.name = adamw"),
+            Idle("optimizer", "eps", lion, "optimizer.name = lion, which divides by nothing; remove it"),
+            Idle("optimizer", "clip_every_steps", config.optimizer.clip_norm == 0, "optimizer.clip_norm = 0"),
+            Idle("optimizer", "final_lr_ratio", still, "final_fraction = 0; use for example final_fraction = 0.1"),
+            Idle("optimizer", "path_lr_ratios", dit, "model.name = dit, which has no ways down and up; remove it"),
             Idle("optimizer", "eps", sgd, "optimizer.name = sgd; remove it, or use optimizer.name = adamw"),
             Idle("data", "num_samples", not ids, f"{data}; remove it, or use data.name = ids"),
             Idle("data", "grouping", not emoji, f"{data}; remove it, or use data.name = emoji"),

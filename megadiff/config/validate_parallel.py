@@ -122,6 +122,16 @@ def _schedule_needs_stages(config: Config) -> None:
         )
 
 
+def _path_rates_have_one_optimizer(config: Config) -> None:
+    ratios, stages = config.optimizer.path_lr_ratios, config.parallel.pipeline_model_parallel_size
+    if stages > 1 and len(set(ratios)) > 1 and config.parallel.zero_stage == 1:
+        raise ConfigError(
+            f"optimizer.path_lr_ratios = {list(ratios)} does not work with parallel.zero_stage = 1 and "
+            f"pipeline_model_parallel_size = {stages}: DeepSpeed reduces gradient norms group by group, but not every "
+            "stage holds a part of every path; use zero_stage = 0, or 1 stage"
+        )
+
+
 def _pipeline_zero_stage(config: Config) -> None:
     stages, zero = config.parallel.pipeline_model_parallel_size, config.parallel.zero_stage or 0
     if stages > 1 and zero > 1:
@@ -154,6 +164,7 @@ _ANY_NETWORK: tuple[Check, ...] = (
     _stages_have_layers,
     _partition_covers_chain,
     _schedule_needs_stages,
+    _path_rates_have_one_optimizer,
     _pipeline_zero_stage,
     _float64_needs_zero_0,
     _half_needs_masters,

@@ -130,6 +130,6 @@ def _clip_before_step(engine: Engine, optimizer: torch.optim.Optimizer, stage: S
 
     def clip(*_: object) -> None:
         engine.clipped_norm = global_norm(parameters, engine.grid)
-        clip_gradients(parameters, engine.clipped_norm, engine.config.optimizer.clip_norm)
+        clip_gradients(parameters, engine.clipped_norm, engine.clip_norm)
 
     optimizer.register_step_pre_hook(clip)

@@ -55,6 +55,7 @@ class Engine:
         shards: which part of each parameter this rank owns.
         ema: the moving average, None when it is switched off.
         steps: optimizer steps taken over the whole life of the run, skipped ones included.
+        clip_norm: limit of the gradient norm in the current step, 0 for none.
         samples: samples consumed by all ranks together, which is the position in the data stream.
         skipped_steps: how many steps were skipped.
     """
@@ -76,6 +77,7 @@ class Engine:
         self.stage, self.chain, self.deepspeed = stage, stage.chain, deepspeed_engine
         self.objective, self.runner, self.gradient, self.shards = objective, runner, gradient, shards
         self.ema = Ema(config.ema, shards) if config.ema.enabled else None
+        self.clip_norm = config.optimizer.clip_norm
         self.clipped_norm: Tensor | None = None
         self.steps = 0
         self.samples = 0
@@ -94,6 +96,7 @@ class Engine:
         """
         rate = learning_rate(self.steps, self.config.train.steps, self.config.optimizer)
         set_learning_rate(self.shards.optimizer, rate)
+        self._choose_clip_norm()
         for chain in self.stage.chains():
             chain.dropout_seeds = self._dropout_seeds()
         prepared = [self._prepare(batch.to(self.device)) for batch in micro_batches]
@@ -203,6 +206,13 @@ class Engine:
         if dist.get_world_size() > 1:
             dist.all_reduce(columns)
         return columns.flatten(1).unbind()
+
+    def _choose_clip_norm(self) -> None:
+        """The limit of this step's gradient norm, 0 for none; DeepSpeed clips by it where ZeRO shards the optimizer."""
+        settings = self.config.optimizer
+        self.clip_norm = 0.0 if (self.steps + 1) % settings.clip_every_steps else settings.clip_norm
+        if self.layout.zero_stage > 0:
+            self.deepspeed.optimizer.clip_grad = self.clip_norm
 
     def _was_applied(self) -> bool:
         return bool(self.deepspeed.was_step_applied())

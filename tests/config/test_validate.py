@@ -296,6 +296,13 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
             {"parallel.sequence_parallel": False},
         )
     ],
+    "_path_rates_have_one_optimizer": [
+        (
+            {**UNET, PIPELINE: 2, "parallel.zero_stage": 1, "optimizer.path_lr_ratios": [1.0, 0.5, 0.2]},
+            ("[1.0, 0.5, 0.2]", "zero_stage = 1"),
+            {"parallel.zero_stage": 0},
+        )
+    ],
     "_schedule_needs_stages": [
         ({**UNET, "parallel.pipeline_schedule": name}, (f"= {name}", "= 1"), {PIPELINE: 2})
         for name in ("1f1b", "folded")
@@ -313,6 +320,22 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
             {"optimizer.name": "adamw"},
         ),
         ({"optimizer.name": "sgd", "optimizer.eps": 1e-6}, ("eps", "sgd"), {"optimizer.name": "adamw"}),
+        (
+            {"optimizer.name": "lion", "optimizer.eps": 1e-6},
+            ("eps = 1e-06", "lion"),
+            {"optimizer.name": "adamw"},
+        ),
+        (
+            {"optimizer.clip_every_steps": 5, "optimizer.clip_norm": 0.0},
+            ("clip_every_steps = 5", "clip_norm = 0"),
+            {"optimizer.clip_norm": 1.0},
+        ),
+        (
+            {"optimizer.final_lr_ratio": 0.5},
+            ("final_lr_ratio = 0.5", "final_fraction = 0"),
+            {"optimizer.final_fraction": 0.1},
+        ),
+        ({"optimizer.path_lr_ratios": [1.0, 0.5, 0.2]}, ("path_lr_ratios", "model.name = dit"), UNET),
         ({"data.num_samples": 10}, ("num_samples", "emoji"), {"data.name": "ids"}),
         ({"data.grouping": "category", "data.name": "ids"}, ("grouping", "ids"), {"data.name": "emoji"}),
     ],

@@ -270,6 +270,15 @@ def updates(config: Config, bench: Bench) -> Any:
     return [chain.get_parameter(name) for name in ("blocks.0.attn.q.weight", "head.out.bias")]
 
 
+def path_updates(config: Config, bench: Bench) -> Any:
+    """The rate of every parameter of a UNet."""
+    chain = build_network(config.model, 0)
+    optimizer = make_optimizer(config.optimizer, chain)
+    set_learning_rate(optimizer, 0.01)
+    rate = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
+    return {name: rate[id(parameter)] for name, parameter in chain.named_parameters()}
+
+
 def decays(config: Config, bench: Bench) -> Any:
     """The moving average's decay over time."""
     return [ema_decay(step, config.ema) for step in (0, 10, 1000, 10**6)]
@@ -285,6 +294,13 @@ def run(config: Config, bench: Bench) -> Any:
     shown = sum(line.startswith("step ") for line in report.output.splitlines())
     has_board = (bench.path / "tensorboard").exists()
     return kept, kinds, log_steps(bench.path), pictures, shown, has_board
+
+
+def trained(config: Config, bench: Bench) -> Any:
+    """A parameter after a whole run."""
+    train_well(bench.pool, config, bench.path)
+    with CheckpointReader(bench.path / "checkpoints" / checkpoints(bench.path)[-1]) as reader:
+        return reader.read("model", "head.out.bias")
 
 
 def timeout(config: Config, bench: Bench) -> Any:
@@ -382,6 +398,10 @@ ROWS: dict[str, Row] = {
     "optimizer.weight_decay": Row(0.5, updates),
     "optimizer.momentum": Row(0.5, updates, SGD),
     "optimizer.clip_norm": Row(0.5, deepspeed, {"parallel.zero_stage": 1}),
+    "optimizer.clip_every_steps": Row(2, trained, {**SHORT, "optimizer.clip_norm": 1e-3, "optimizer.name": "sgd"}),
+    "optimizer.final_fraction": Row(0.5, rates),
+    "optimizer.final_lr_ratio": Row(0.5, rates, {"optimizer.final_fraction": 0.5}),
+    "optimizer.path_lr_ratios": Row([1.0, 0.5, 0.2], path_updates, UNET),
     "optimizer.lr_schedule": Row("constant", rates),
     "optimizer.warmup_steps": Row(6, rates),
     "optimizer.min_lr_ratio": Row(0.5, rates),

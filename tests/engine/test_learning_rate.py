@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from megadiff.config.schema import Config, OptimizerConfig
-from megadiff.engine.optimizer import learning_rate, make_optimizer
+from megadiff.engine.optimizer import learning_rate, make_optimizer, set_learning_rate
 from megadiff.models import build_network
 from tests.parity.jobs import ready_engine, train_one_step
-from tests.parity.networks import DIT, changed, parity_config
+from tests.parity.networks import DIT, UNET, changed, parity_config
 from tests.pool import WorkerPool
 
 STEPS, WARMUP, RATE, FLOOR = 20, 8, 1e-2, 0.1
@@ -81,6 +81,28 @@ def test_a_constant_rate_follows_the_warm_up() -> None:
     config = OptimizerConfig(lr=RATE, warmup_steps=4, lr_schedule="constant")
     table = [RATE / 4, RATE / 2, RATE * 3 / 4, RATE, RATE, RATE]
     assert [learning_rate(step, 6, config) for step in range(6)] == pytest.approx(table)
+
+
+@pytest.mark.parametrize("shape", ["constant", "cosine"])
+def test_c6_the_last_tenth_runs_at_a_tenth(shape: str) -> None:
+    plain = OptimizerConfig(lr=RATE, warmup_steps=2, lr_schedule=shape, min_lr_ratio=0.5)
+    config = plain.model_copy(update={"final_fraction": 0.1, "final_lr_ratio": 0.1})
+    for step in range(40):
+        expected = learning_rate(step, 40, plain) * (0.1 if step >= 36 else 1.0)
+        assert learning_rate(step, 40, config) == pytest.approx(expected, rel=1e-12)
+
+
+def test_c6_every_path_of_a_unet_has_its_rate() -> None:
+    network = build_network(UNET, 0)
+    optimizer = make_optimizer(OptimizerConfig(path_lr_ratios=(1.0, 0.5, 0.2), weight_decay=0.1), network)
+    set_learning_rate(optimizer, 1e-4)
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            path = names.pop(id(parameter)).split(".")[0]
+            expected = {"embed": 1e-4, "down": 1e-4, "mid": 5e-5, "up": 2e-5, "head": 2e-5}[path]
+            assert group["lr"] == pytest.approx(expected)
+    assert not names, "parameters without a group"
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])

@@ -57,11 +57,19 @@ ADAMW = OptimizerConfig(
 )
 # The momentum's buffer is the very gradient after the first step.
 SGD = OptimizerConfig(name="sgd", lr=0.1, momentum=0.5, clip_norm=1.0, warmup_steps=2)
-OPTIMIZERS = {"adamw": ADAMW, "adamw_ema": ADAMW.model_copy(update={"name": "adamw_ema"}), "sgd": SGD}
+# beta2 = 0 makes the momentum the very gradient.
+LION = OptimizerConfig(name="lion", lr=2e-4, betas=(0.9, 0.0), weight_decay=0.1, clip_norm=1.0, warmup_steps=2)
+OPTIMIZERS = {
+    "adamw": ADAMW,
+    "adamw_ema": ADAMW.model_copy(update={"name": "adamw_ema"}),
+    "sgd": SGD,
+    "lion": LION,
+}
 GRADIENT_KEYS = {
     "adamw": "exp_avg",
     "adamw_ema": "exp_avg",
     "sgd": "momentum_buffer",
+    "lion": "exp_avg",
 }  # the optimizer's state that shows the gradient
 
 

@@ -1,6 +1,7 @@
 """Training on one process in plain PyTorch, without DeepSpeed, engine and kernels: what every layout must equal."""
 
 import copy
+import math
 
 import torch
 from torch import Tensor
@@ -47,10 +48,12 @@ def train_reference(config: Config, num_steps: int) -> Outcome:
             loss = objective.losses(output, inputs.target, inputs.weight).sum() / batch.images.numel()
             loss.backward()
             total += loss.item()
-        norm = torch.nn.utils.clip_grad_norm_(network.parameters(), config.optimizer.clip_norm)
+        clips = (step + 1) % config.optimizer.clip_every_steps == 0
+        limit = config.optimizer.clip_norm if clips else math.inf
+        norm = torch.nn.utils.clip_grad_norm_(network.parameters(), limit)
         rates.append(learning_rate(step, config.train.steps, config.optimizer))
         for group in optimizer.param_groups:
-            group["lr"] = rates[-1]
+            group["lr"] = rates[-1] * group["lr_ratio"]
         gradients = gradients or {name: p.grad.clone() for name, p in network.named_parameters()}
         optimizer.step()
         update_average(average, network, ema_decay(step, config.ema))
