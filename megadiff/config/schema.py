@@ -24,6 +24,8 @@ Counts = Annotated[tuple[int, ...], BeforeValidator(_list_to_tuple)]
 Widths = Annotated[tuple[Annotated[int, Field(gt=0)], ...], Field(min_length=1), BeforeValidator(_list_to_tuple)]
 Depths = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1), BeforeValidator(_list_to_tuple)]
 Betas = Annotated[tuple[float, float], BeforeValidator(_list_to_tuple)]
+_Share = Annotated[float, Field(ge=0, le=1)]
+Jitter = Annotated[tuple[_Share, _Share, _Share], BeforeValidator(_list_to_tuple)]
 _Ratio = Annotated[float, Field(ge=0)]
 PathRatios = Annotated[tuple[_Ratio, _Ratio, _Ratio], BeforeValidator(_list_to_tuple)]
 
@@ -117,7 +119,11 @@ class SamplingConfig(Section):
 
 
 class DataConfig(Section):
-    """Where the pictures come from; their size is `model.input_size`. `balanced` shows all classes equally often."""
+    """Where the pictures come from; their size is `model.input_size`. `balanced` shows all classes equally often.
+
+    `random_crop` is the largest share of a side that is cut off; `hsv_jitter` the largest turn of the hue (a share of
+    the circle) and changes of saturation and value.
+    """
 
     name: Literal["emoji", "fashion_mnist", "image_folder", "latents", "ids"] = "emoji"
     path: str | None = None
@@ -125,6 +131,8 @@ class DataConfig(Section):
     classes: Names = ()
     balanced: bool = False
     flip: bool = False
+    random_crop: float = Field(0.0, ge=0, lt=1)
+    hsv_jitter: Jitter = (0.0, 0.0, 0.0)
     num_samples: int = Field(1024, gt=0)
     prefetch_batches: int = Field(2, ge=0)
 

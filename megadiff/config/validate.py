@@ -1,7 +1,7 @@
 """Rules between settings. Each check is one function in a table and raises one sentence with values and remedy."""
 
-from megadiff.config.checks import Check, Idle, refuse_idle
-from megadiff.config.schema import Config
+from megadiff.config.checks import Check, Idle, refuse_idle, shown
+from megadiff.config.schema import Config, DataConfig
 from megadiff.config.validate_diffusion import DIFFUSION_CHECKS
 from megadiff.config.validate_models import MODEL_CHECKS
 from megadiff.config.validate_parallel import PARALLEL_CHECKS
@@ -40,12 +40,22 @@ def _emoji_size(config: Config) -> None:
         )
 
 
-def _flip_has_meaning(config: Config) -> None:
-    if config.data.flip and config.data.name in ("latents", "ids"):
+def _augmentation_has_meaning(config: Config) -> None:
+    default = DataConfig()
+    for name in ("flip", "random_crop", "hsv_jitter"):
+        value, off = getattr(config.data, name), getattr(default, name)
+        if value != off and config.data.name in ("latents", "ids"):
+            raise ConfigError(
+                f"data.{name} = {shown(value)} has no meaning for data.name = {config.data.name}; remove it (latents "
+                "of changed pictures are stored, not computed)"
+            )
+
+
+def _jitter_needs_colours(config: Config) -> None:
+    if any(config.data.hsv_jitter) and config.model.in_channels != 3:
         raise ConfigError(
-            f"data.flip = true has no meaning for data.name = {config.data.name}; set data.flip = false "
-            "(latents of "
-            "flipped pictures are stored, not computed)"
+            f"data.hsv_jitter = {list(config.data.hsv_jitter)} needs colours, but model.in_channels = "
+            f"{config.model.in_channels}; use in_channels = 3 or remove it"
         )
 
 
@@ -161,7 +171,8 @@ CHECKS: tuple[Check, ...] = (
     _channels_fit_data,
     _data_has_path,
     _emoji_size,
-    _flip_has_meaning,
+    _augmentation_has_meaning,
+    _jitter_needs_colours,
     _balance_needs_classes,
     _warmup_ends_before_run,
     _stop_within_horizon,

@@ -13,12 +13,12 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
+from megadiff.data.augment import Augmentation
 from megadiff.data.batch import Batch
 from megadiff.data.dataset import Dataset
 from megadiff.data.order import SampleOrder, check_enough_samples
 from megadiff.diffusion.condition import stack_conditions
 from megadiff.errors import ConfigError
-from megadiff.ops.philox import Purpose, uniform
 
 THREAD_NAME = "megadiff-data"
 _POLL_SECONDS = 0.1
@@ -37,7 +37,7 @@ class StepReader:
     micro_batch_size: int
     data_rank: int
     data_degree: int
-    flip: bool
+    augmentation: Augmentation
 
     def read(self, position: int) -> Step:
         """Return the micro-batches of the step whose first sample in the global stream is `position`."""
@@ -50,16 +50,9 @@ class StepReader:
         indices = self.order.indices(sample_ids)
         samples = [self.dataset.load(index) for index in indices.tolist()]
         images = torch.stack([image for image, _ in samples])
-        if self.flip:
-            images = flip_some(images, self.order.seed, sample_ids)
+        images = self.augmentation.apply(images, self.order.seed, sample_ids)
         conditions = stack_conditions([condition for _, condition in samples])
         return Batch(images, conditions, sample_ids, indices=indices)
-
-
-def flip_some(images: Tensor, seed: int, sample_ids: Tensor) -> Tensor:
-    """Mirror about half of the images (B, C, H, W) left to right, decided by (seed, sample id) alone."""
-    chosen = uniform(seed, 0, sample_ids, Purpose.AUGMENT) < 0.5
-    return torch.where(chosen[:, None, None, None], images.flip(-1), images)
 
 
 class BatchLoader:
@@ -79,20 +72,20 @@ class BatchLoader:
         data_degree: int = 1,
         prefetch_batches: int = 2,
         start_position: int = 0,
-        flip: bool = False,
+        augmentation: Augmentation | None = None,
     ) -> None:
         """Check the sizes; the thread starts with the first `next`.
 
         Args:
             dataset: the pictures.
-            seed: decides the order and the flips.
+            seed: decides the order and the augmentation.
             global_batch_size: samples of one step over all data ranks.
             micro_batch_size: samples of one micro-batch on one data rank.
             data_rank: coordinate on the data axis (ranks that differ in tensor or stage coordinate share it).
             data_degree: size of the data axis.
             prefetch_batches: steps to read ahead; 0 reads in the caller, without a thread.
             start_position: samples consumed before, by all ranks together; any number >= 0.
-            flip: mirror about half of the samples.
+            augmentation: what happens to the pictures; None for nothing.
 
         Raises:
             ConfigError: the batch sizes do not divide.
@@ -108,7 +101,9 @@ class BatchLoader:
             raise ValueError(f"data_rank = {data_rank} of {data_degree}, start_position = {start_position}")
         check_enough_samples(len(dataset), global_batch_size)
         order = SampleOrder(seed, len(dataset))
-        reader = StepReader(dataset, order, global_batch_size, micro_batch_size, data_rank, data_degree, flip)
+        reader = StepReader(
+            dataset, order, global_batch_size, micro_batch_size, data_rank, data_degree, augmentation or Augmentation()
+        )
         self._global_batch_size = global_batch_size
         self._position = start_position
         self._failure: BaseException | None = None

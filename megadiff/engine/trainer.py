@@ -9,6 +9,7 @@ from megadiff.config.flags import LATEST
 from megadiff.config.layout import resolve_layout
 from megadiff.config.schema import Config
 from megadiff.data import Batch, BatchLoader, Dataset, open_dataset
+from megadiff.data.augment import Augmentation
 from megadiff.data.order import check_enough_samples
 from megadiff.dist.agree import on_first, together
 from megadiff.dist.process import Process
@@ -87,7 +88,7 @@ def _steps_of_data(engine: Engine, dataset: Dataset) -> Generator[list[Batch], N
         layout.data,
         config.data.prefetch_batches,
         engine.samples,
-        config.data.flip,
+        Augmentation(config.data.flip, config.data.random_crop, config.data.hsv_jitter),
     ) as loader:
         yield from loader
 

@@ -15,6 +15,8 @@ FIXED = {
     "diffusion.prediction": "eps",
     "diffusion.condition_dropout": 0.2,
     "data.flip": True,
+    "data.random_crop": 0.2,
+    "data.hsv_jitter": [0.1, 0.2, 0.3],
     "data.classes": ["fruit"],
 }
 SILENT = {

@@ -118,7 +118,26 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
         for name in ("fashion_mnist", "image_folder", "latents")
     ],
     "_emoji_size": [({"model.input_size": 96}, ("96", "72"), {"model.input_size": 72})],
-    "_flip_has_meaning": [({"data.flip": True, **LATENTS}, ("flip", "latents"), {"data.flip": False})],
+    "_augmentation_has_meaning": [
+        ({f"data.{name}": value, **LATENTS}, (name, "latents"), {f"data.{name}": off})
+        for name, value, off in (
+            ("flip", True, False),
+            ("random_crop", 0.2, 0.0),
+            ("hsv_jitter", [0.1, 0.2, 0.2], [0.0, 0.0, 0.0]),
+        )
+    ],
+    "_jitter_needs_colours": [
+        (
+            {
+                "data.hsv_jitter": [0.1, 0.2, 0.2],
+                "model.in_channels": 1,
+                "data.name": "image_folder",
+                "data.path": "/x",
+            },
+            ("hsv_jitter = [0.1, 0.2, 0.2]", "in_channels = 1"),
+            {"model.in_channels": 3},
+        )
+    ],
     "_warmup_ends_before_run": [({"train.steps": 100}, ("= 100", "at most 99"), {"optimizer.warmup_steps": 99})],
     "_stop_within_horizon": [
         ({"train.stop_at_step": 1001}, ("1001", "1000"), {"train.stop_at_step": 1000}),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from megadiff.data.augment import Augmentation
 from megadiff.data.batch import Batch
 from megadiff.data.ids import IdDataset
 from megadiff.data.loader import THREAD_NAME, BatchLoader
@@ -197,7 +198,9 @@ class RampDataset(IdDataset):
 def flips_by_sample(micro: int, degree: int) -> dict[int, bool]:
     flips = {}
     for rank in range(degree):
-        loader = BatchLoader(RampDataset(64, 1, 1, 2), SEED, 64, micro, rank, degree, 0, 128, flip=True)
+        loader = BatchLoader(
+            RampDataset(64, 1, 1, 2), SEED, 64, micro, rank, degree, 0, 128, augmentation=Augmentation(flip=True)
+        )
         for batch in next(loader):
             mirrored = batch.images[:, 0, 0, 0] == -1.0
             flips.update(zip(batch.sample_ids.tolist(), mirrored.tolist(), strict=True))
@@ -211,7 +214,9 @@ def test_flips_are_decided_by_the_sample_on_every_layout() -> None:
 
 
 def test_a_picture_is_not_flipped_in_the_same_way_in_every_epoch() -> None:
-    loader = BatchLoader(RampDataset(64, 1, 1, 2), SEED, 64, 64, prefetch_batches=0, flip=True)
+    loader = BatchLoader(
+        RampDataset(64, 1, 1, 2), SEED, 64, 64, prefetch_batches=0, augmentation=Augmentation(flip=True)
+    )
     by_epoch = []
     for _ in range(2):
         (batch,) = next(loader)

@@ -377,6 +377,8 @@ ROWS: dict[str, Row] = {
     "data.balanced": Row(True, data, FOLDER),
     # Under seed 2 the first and the last sample of the first step are mirrored, under seed 0 none is.
     "data.flip": Row(True, first_step, {**FOLDER, "train.seed": 2}),
+    "data.random_crop": Row(0.3, first_step, FOLDER),
+    "data.hsv_jitter": Row([0.1, 0.5, 0.5], first_step, FOLDER),
     "data.num_samples": Row(10, first_step),
     "data.prefetch_batches": Row(0, first_step),
     "train.steps": Row(10, rates),
