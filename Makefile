@@ -20,6 +20,8 @@ CODE := megadiff launch tests benchmarks setup.py
 # Two ranks on two cores must not start two thread pools each as wide as the machine.
 CPU_RUN := OMP_NUM_THREADS=1 DS_ACCELERATOR=cpu
 PYTEST := $(CPU_RUN) $(BIN)/python -m pytest
+# Tests run in so many processes at once (0: in one), some of which start up to four more.
+TEST_WORKERS ?= 2
 PYTEST_ARGS ?=
 
 .PHONY: help install demo demo-long test test-slow check format format-check lint types layering build bench clean
@@ -46,10 +48,10 @@ demo-long: $(STAMP)  ## the same at 32 pixels, for at most an hour: the picture 
 		--tensor-model-parallel-size 1
 
 test: $(STAMP)  ## every test that is not slow
-	$(PYTEST) -m 'not slow' $(PYTEST_ARGS)
+	$(PYTEST) -n $(TEST_WORKERS) --dist loadgroup -m 'not slow' $(PYTEST_ARGS)
 
 test-slow: $(STAMP)  ## only the slow tests
-	$(PYTEST) -m slow $(PYTEST_ARGS)
+	$(PYTEST) -n $(TEST_WORKERS) --dist loadgroup -m slow $(PYTEST_ARGS)
 
 check: format-check lint types build test  ## all that a submission must pass (the layering test is among the tests)
 

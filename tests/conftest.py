@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import hypothesis
 import pytest
@@ -52,6 +53,37 @@ def pools() -> Iterator[Mapping[int, WorkerPool]]:
 def parity_matrix(request: pytest.FixtureRequest) -> Matrix:
     """Where the parity tests note their differences; printed at the end of the session."""
     return request.config.stash.setdefault(_MATRIX, Matrix())
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Hands the parity matrix of a worker of pytest-xdist to the process that prints it."""
+    matrix = session.config.stash.get(_MATRIX, None)
+    if matrix is not None and hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["parity"] = list(matrix.rows.items())
+
+
+class _Collector:
+    """Takes the workers' matrices; a plug-in of its own, because its hook exists only beside pytest-xdist."""
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        rows = [(tuple(cell), differences) for cell, differences in getattr(node, "workeroutput", {}).get("parity", [])]
+        node.config.stash.setdefault(_MATRIX, Matrix()).merge(rows)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Collector())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What a worker of pytest-xdist runs in order: a file, for its fixtures; all launchers, for the ports they hold."""
+    for item in items:
+        folder, group = item.path.parent.name, str(item.path)
+        if folder in ("launch", "hostcuda"):
+            group = folder
+        elif folder == "parity":  # large files whose tests share nothing but the pools
+            group += f"::{item.name.partition('[')[0]}"
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

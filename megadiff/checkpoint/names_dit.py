@@ -49,6 +49,8 @@ def no_dit_counterpart(model: ModelConfig) -> str | None:
         return "model.long_skips = true has no counterpart there"
     if model.attention_tile_size:
         return f"model.attention_tile_size = {model.attention_tile_size}, but attention there reaches the whole picture"
+    if model.position_size not in (0, model.input_size):
+        return f"model.position_size = {model.position_size}, but its positions are those of input_size"
     return None
 
 

@@ -17,6 +17,7 @@ from megadiff.checkpoint.folders import check_files
 from megadiff.checkpoint.index import DTYPES, Index, PieceRecord, TensorRecord, read_index
 from megadiff.checkpoint.writer import hash_file
 from megadiff.config.load import config_from_dict
+from megadiff.config.progressive import stage_after
 from megadiff.config.schema import Config
 from megadiff.errors import CheckpointError, ConfigError
 
@@ -75,13 +76,14 @@ class CheckpointReader:
                 )
 
     def config(self) -> Config:
-        """The resolved config of the run that wrote it.
+        """The resolved config of the run that wrote it; of a progressive one, those of the stage it had come to.
 
         Raises:
             CheckpointError: it is not a config that this version understands.
         """
         try:
-            return config_from_dict(self.index.config, f"the config of {self.folder}")
+            config = config_from_dict(self.index.config, f"the config of {self.folder}")
+            return stage_after(config, self.index.step).config
         except ConfigError as error:
             raise CheckpointError(f"{self.folder} cannot be used: {error}") from None
 

@@ -12,9 +12,9 @@ from pydantic_core import ErrorDetails
 from megadiff.config.checks import shown
 from megadiff.config.deepspeed_json import check_deepspeed, check_effect, read_deepspeed_json, take_over
 from megadiff.config.flags import CommandLine, read_command_line
-from megadiff.config.keys import FIELDS, check_names, flatten, nest
+from megadiff.config.keys import FIELDS, check_names, flatten, nearest, nest
 from megadiff.config.presets import preset_values
-from megadiff.config.schema import Config
+from megadiff.config.schema import Config, ProgressiveStage
 from megadiff.config.validate import validate
 from megadiff.config.yaml_text import dump_yaml, read_yaml
 from megadiff.errors import ConfigError
@@ -185,7 +185,8 @@ def _complete(values: dict[str, Any], sources: Mapping[str, str], source: str) -
     try:
         config = Config(**values)
     except ValidationError as error:
-        raise _type_error(error.errors()[0], sources, source) from error
+        first = min(error.errors(), key=lambda detail: detail["type"] != "extra_forbidden")  # a typo explains the rest
+        raise _type_error(first, sources, source) from error
     check_deepspeed(config.deepspeed, source)
     validate(config)
     check_effect(config)
@@ -195,11 +196,19 @@ def _complete(values: dict[str, Any], sources: Mapping[str, str], source: str) -
 def _type_error(detail: ErrorDetails, sources: Mapping[str, str], source: str) -> ConfigError:
     """Turn the first of pydantic's errors into a sentence with key, value, source and what is expected."""
     key = ".".join(str(part) for part in detail["loc"][:2])
-    index = "".join(f"[{part}]" for part in detail["loc"][2:] if isinstance(part, int))
+    index = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _inside(detail["loc"][2:]))
     expected = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     expected = expected.removeprefix("expected ")
+    if detail["type"] == "extra_forbidden":
+        hint = nearest(str(detail["loc"][-1]), ProgressiveStage.model_fields)
+        return ConfigError(f"unknown key {key}{index} in {sources.get(key, source)}; {hint or 'see --help'}".strip())
     if detail["type"] == "missing":
         return ConfigError(f"{key} in {sources.get(key, source)} is too short; expected a value at {index}")
     return ConfigError(
         f"{key}{index} = {detail['input']!r} in {sources.get(key, source)} is not accepted; expected {expected}"
     )
+
+
+def _inside(loc: Sequence[str | int]) -> Sequence[str | int]:
+    """Where in a list a value stands; other words are the names of pydantic's own alternatives."""
+    return loc if loc and isinstance(loc[0], int) else [part for part in loc if isinstance(part, int)]

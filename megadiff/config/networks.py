@@ -6,7 +6,16 @@ from megadiff.config.schema import Config, ModelConfig
 
 # The settings that only one network reads; ModelConfig lists those of every network before them.
 FIELDS_OF_NETWORK: dict[str, tuple[str, ...]] = {
-    "dit": ("patch_size", "hidden_size", "num_layers", "num_heads", "mlp_ratio", "qk_norm", "long_skips"),
+    "dit": (
+        "patch_size",
+        "hidden_size",
+        "num_layers",
+        "num_heads",
+        "mlp_ratio",
+        "qk_norm",
+        "long_skips",
+        "position_size",
+    ),
     "unet": (
         "condition",
         "block_out_channels",

@@ -61,6 +61,7 @@ class ModelConfig(Section):
     mlp_ratio: float = Field(4.0, gt=0)
     qk_norm: bool = False
     long_skips: bool = False
+    position_size: int = Field(0, ge=0)
 
     condition: Literal["class", "text", "none"] = "class"
     block_out_channels: Widths = (64, 128)
@@ -137,8 +138,24 @@ class DataConfig(Section):
     prefetch_batches: int = Field(2, ge=0)
 
 
+class ProgressiveStage(Section):
+    """A stage of progressive training: until which share of `train.steps`, at which size, with what changed.
+
+    What is not given stays as in the run: the batch, the shift of the schedule, the learning rate.
+    """
+
+    until: float = Field(gt=0, le=1)
+    input_size: int = Field(gt=0)
+    global_batch_size: int | None = Field(None, gt=0)
+    shift: float | None = Field(None, gt=0)
+    lr_ratio: float = Field(1.0, ge=0)
+
+
 class TrainConfig(Section):
-    """How long, how much at a time, and with which arithmetic."""
+    """How long, how much at a time, and with which arithmetic.
+
+    `progressive` trains in `stages`; without any at a quarter, half and all of `model.input_size`.
+    """
 
     steps: int = Field(1000, gt=0)
     stop_at_step: int | None = Field(None, gt=0)
@@ -153,6 +170,8 @@ class TrainConfig(Section):
     kernels: Literal["auto", "required", "off"] = "auto"
     norm_backend: Literal["torch", "apex"] = "torch"
     compile: bool = False
+    progressive: bool = False
+    stages: Annotated[tuple[ProgressiveStage, ...], BeforeValidator(_list_to_tuple)] = ()
 
 
 class OptimizerConfig(Section):

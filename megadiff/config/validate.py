@@ -5,6 +5,7 @@ from megadiff.config.schema import Config, DataConfig
 from megadiff.config.validate_diffusion import DIFFUSION_CHECKS
 from megadiff.config.validate_models import MODEL_CHECKS
 from megadiff.config.validate_parallel import PARALLEL_CHECKS
+from megadiff.config.validate_progressive import PROGRESSIVE_CHECKS, check_stages
 from megadiff.errors import ConfigError
 
 _EMOJI_PIXELS = 72
@@ -188,10 +189,12 @@ CHECKS: tuple[Check, ...] = (
 
 def checks_for(network: str) -> tuple[Check, ...]:
     """All rules for a network, by its model.name, in the order in which they are checked."""
-    return (*MODEL_CHECKS[network], *DIFFUSION_CHECKS, *CHECKS, *PARALLEL_CHECKS[network])
+    return (*MODEL_CHECKS[network], *DIFFUSION_CHECKS, *CHECKS, *PARALLEL_CHECKS[network], *PROGRESSIVE_CHECKS)
 
 
 def validate(config: Config) -> None:
-    """Check all rules between settings; the first one that is broken raises ConfigError."""
-    for check in checks_for(config.model.name):
+    """Check all rules between settings, of every stage as well; the first one that is broken raises ConfigError."""
+    checks = checks_for(config.model.name)
+    for check in checks:
         check(config)
+    check_stages(config, checks)

@@ -71,6 +71,16 @@ def _hidden_fits_positions(config: Config) -> None:
         )
 
 
+def _positions_cover_whole_tokens(config: Config) -> None:
+    position, patch = config.model.position_size, config.model.patch_size
+    if position % patch:
+        below = position // patch * patch
+        raise ConfigError(
+            f"model.position_size = {position} is not a multiple of model.patch_size = {patch}; use "
+            f"{below or patch} or {below + patch}, or 0 for model.input_size"
+        )
+
+
 def _mlp_width_is_whole(config: Config) -> None:
     width = config.model.hidden_size * config.model.mlp_ratio
     if width != int(width) or width < 1:
@@ -198,6 +208,7 @@ MODEL_CHECKS: dict[str, tuple[Check, ...]] = {
         _heads_divide_hidden,
         _hidden_fits_positions,
         _mlp_width_is_whole,
+        _positions_cover_whole_tokens,
         _tiles_divide_maps,
     ),
     "unet": (

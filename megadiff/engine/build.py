@@ -28,8 +28,14 @@ from megadiff.parallel.shards import Shards
 from megadiff.parallel.stage import DTYPES, Stage, build_stage
 
 
-def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
+def build_engine(config: Config, layout: Layout, process: Process, run_config: Config | None = None) -> Engine:
     """Builds the engine of this rank; a collective call.
+
+    Args:
+        config: the settings.
+        layout: of them on this number of processes.
+        process: this process.
+        run_config: the settings of the whole run where `config` is those of a stage of it.
 
     Raises:
         ConfigError, PlanError: the settings do not fit the network or this machine.
@@ -56,7 +62,9 @@ def build_engine(config: Config, layout: Layout, process: Process) -> Engine:
     if layout.pipeline > 1:
         runner = PipelineRunner(wrapped, loss)
     shards = Shards(wrapped, stage.chain, stage.sharding, grid, layout.zero_stage)
-    engine = Engine(config, layout, grid, stage, wrapped, objective, runner, gradient, shards, process.device)
+    engine = Engine(
+        config, layout, grid, stage, wrapped, objective, runner, gradient, shards, process.device, run_config
+    )
     if layout.zero_stage == 0:
         _clip_before_step(engine, optimizer, stage)
         if layout.data == 1:

@@ -46,7 +46,7 @@ def save_checkpoint(engine: Engine, root: Path, fingerprint: str, protect: Colle
 
     def finish() -> None:
         records = [RankManifest.model_validate_json(text) for text in manifests]
-        index = build_index(engine.steps, _counters(engine), config_to_dict(engine.config), records, fingerprint)
+        index = build_index(engine.steps, _counters(engine), config_to_dict(engine.run_config), records, fingerprint)
         publish(temporary, final, index)
         prune(root, engine.config.checkpoint.keep_last, protect)
 
@@ -107,7 +107,7 @@ def load_checkpoint(engine: Engine, folder: Path, fingerprint: str) -> list[str]
         ConfigError: a network, diffusion or data setting differs.
     """
     with CheckpointReader(folder) as reader:
-        differences = check_resume(_comparable_config(reader, engine), engine.config)
+        differences = check_resume(_comparable_config(reader, engine), engine.run_config)
         together(lambda: _restore(engine, reader, fingerprint))
     if engine.layout.zero_stage > 0:
         engine.shards.publish({shard.name: shard.master.detach() for shard in engine.shards.all})
@@ -167,7 +167,7 @@ def _comparable_config(reader: CheckpointReader, engine: Engine) -> dict[str, An
     """The checkpoint's settings; imported weights were trained on no data of ours, so any data may follow."""
     stored = dict(reader.index.config)
     if reader.index.counters["samples"] == 0:
-        stored["data"] = config_to_dict(engine.config)["data"]
+        stored["data"] = config_to_dict(engine.run_config)["data"]
     return stored
 
 

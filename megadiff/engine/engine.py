@@ -52,6 +52,8 @@ class Engine:
     """A network under DeepSpeed with its objective, optimizer and moving average.
 
     Attributes:
+        config: the settings of this engine's steps.
+        run_config: those of the whole run, of which this may be one stage; what a checkpoint holds.
         shards: which part of each parameter this rank owns.
         ema: the moving average, None when it is switched off.
         steps: optimizer steps taken over the whole life of the run, skipped ones included.
@@ -72,7 +74,9 @@ class Engine:
         gradient: OutputGradient | None,
         shards: Shards,
         device: torch.device,
+        run_config: Config | None = None,
     ) -> None:
+        self.run_config = run_config or config
         self.config, self.layout, self.grid, self.device = config, layout, grid, device
         self.stage, self.chain, self.deepspeed = stage, stage.chain, deepspeed_engine
         self.objective, self.runner, self.gradient, self.shards = objective, runner, gradient, shards

@@ -1,12 +1,16 @@
 """The training loop: the same on every layout."""
 
 import contextlib
+import gc
 from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
 
 from megadiff.checkpoint.folders import find_checkpoint, has_checkpoint
+from megadiff.checkpoint.reader import CheckpointReader
 from megadiff.config.flags import LATEST
 from megadiff.config.layout import resolve_layout
+from megadiff.config.progressive import TrainingStage, training_stages
 from megadiff.config.schema import Config
 from megadiff.data import Batch, BatchLoader, Dataset, open_dataset
 from megadiff.data.augment import Augmentation
@@ -37,31 +41,77 @@ def train(config: Config, run_dir: Path, resume: str | None, process: Process) -
     Raises:
         MegadiffError: anything that the user can mend, on every rank.
     """
-    layout = resolve_layout(config, process.world_size)
+    stages = training_stages(config)
+    for stage in stages:
+        resolve_layout(stage.config, process.world_size)
     sampling_timesteps(config.diffusion.num_train_timesteps, config.sampling.steps)
     folder = RunFolder(run_dir)
     dataset = together(lambda: open_dataset(config))
-    check_enough_samples(len(dataset), config.train.global_batch_size)
+    check_enough_samples(len(dataset), max(stage.config.train.global_batch_size for stage in stages))
     start = on_first(lambda: _starting_point(folder, resume))
-    engine = build_engine(config, layout, process)
-    differences = load_checkpoint(engine, start, dataset.fingerprint) if start else []
-    on_first(lambda: folder.prepare(config, dataset.class_names, engine.steps))
     last_step = min(config.train.steps, config.train.stop_at_step or config.train.steps)
-    monitor = _open_monitor(engine, folder, last_step, process)
-    _tell_start(monitor, engine, start, differences, last_step)
+    steps = on_first(lambda: 0 if start is None else _steps_of(start))
+    run = _Run(config, folder, dataset, [start] if start else [], last_step, process)
+    for stage in stages:
+        if steps < min(stage.end_step, last_step) or (stage is stages[-1] and steps >= last_step):
+            start = _train_stage(run, stage, start)
+            steps = min(stage.end_step, last_step)
+            gc.collect()  # hooks tie an engine into cycles, which would keep two stages in memory
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What all stages of a run share.
+
+    Attributes:
+        config: of the whole run.
+        dataset: at the run's full size; a stage of another size opens its own.
+        protected: checkpoints that retention must not delete.
+        last_step: where this start of the run ends.
+    """
+
+    config: Config
+    folder: RunFolder
+    dataset: Dataset
+    protected: list[Path]
+    last_step: int
+    process: Process
+
+
+def _train_stage(run: _Run, stage: TrainingStage, start: Path | None) -> Path | None:
+    """Trains from a checkpoint (or from new weights) to the end of a stage; its last checkpoint, if it made one."""
+    config, process = stage.config, run.process
+    layout = resolve_layout(config, process.world_size)
+    end = min(stage.end_step, run.last_step)
+    is_full_size = config.model.input_size == run.config.model.input_size
+    dataset = run.dataset if is_full_size else together(lambda: open_dataset(config))
+    engine = build_engine(config, layout, process, run.config)
+    differences = load_checkpoint(engine, start, run.dataset.fingerprint) if start else []
+    on_first(lambda: run.folder.prepare(run.config, run.dataset.class_names, engine.steps))
+    monitor = _open_monitor(engine, run.folder, run.last_step, process)
+    _tell_start(monitor, engine, start, differences, run.last_step)
+    if run.config.train.progressive:
+        monitor.tell(f"stage {stage.number}: {config.model.input_size} pixels or latents a side, until step {end}")
+    saved = None
     with contextlib.closing(monitor), contextlib.closing(_steps_of_data(engine, dataset)) as batches:
-        while engine.steps < last_step:
+        while engine.steps < end:
             monitor.begin_step()
             result = engine.train_step(next(batches))
             monitor.end_step(engine.steps, result)
-            if _is_due(engine.steps, config.monitor.sample_every_steps, last_step):
+            if _is_due(engine.steps, config.monitor.sample_every_steps, end):
                 per_row = config.monitor.samples_per_class
                 images = preview(engine, preview_conditions(config, dataset), per_row)
                 monitor.show_samples(engine.steps, images, per_row)
-            if _is_due(engine.steps, config.checkpoint.save_every_steps, last_step):
+            if _is_due(engine.steps, config.checkpoint.save_every_steps, end):
                 monitor.flush()
-                path = save_checkpoint(engine, folder.checkpoints, dataset.fingerprint, [start] if start else [])
-                monitor.tell(f"saved {path}")
+                saved = save_checkpoint(engine, run.folder.checkpoints, run.dataset.fingerprint, run.protected)
+                monitor.tell(f"saved {saved}")
+    return saved
+
+
+def _steps_of(checkpoint: Path) -> int:
+    with CheckpointReader(checkpoint) as reader:
+        return reader.index.step
 
 
 def _starting_point(folder: RunFolder, resume: str | None) -> Path | None:

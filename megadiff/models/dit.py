@@ -28,7 +28,9 @@ class Embed(nn.Module):
         self.patch = nn.Conv2d(model.in_channels, width, kernel_size=patch, stride=patch)
         self.time = TimeEmbedding(width, model.time_freq_shift)
         self.label = nn.Embedding(model.num_classes + 1, width)
-        positions = sincos_positions(width, model.input_size // patch)
+        # At another size than that of the positions, tokens stand where their part of the picture would.
+        spacing = model.position_size / model.input_size if model.position_size else 1.0
+        positions = sincos_positions(width, model.input_size // patch, spacing)
         self.register_buffer("positions", positions.to(torch.float32), persistent=False)
 
     def forward(self, state: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -97,15 +99,21 @@ class Head(nn.Module):
         return grid.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
 
 
-def sincos_positions(dim: int, side: int) -> Tensor:
+def sincos_positions(dim: int, side: int, spacing: float = 1.0) -> Tensor:
     """Fixed two-dimensional sine-cosine positions, (side * side, dim) float64, row-major tokens.
 
     The first half of the features encodes the column, the second half the row; in each, sines come before cosines
     (the convention of MAE, He et al. 2021, that published DiT weights rely on).
+
+    Args:
+        dim: features, a multiple of 4.
+        side: tokens a side.
+        spacing: how many tokens of the size that positions are counted in one of these covers; its centre counts.
     """
     quarter = dim // 4
     frequencies = 10_000.0 ** (-torch.arange(quarter, dtype=torch.float64, device="cpu") / quarter)
-    angles = torch.arange(side, dtype=torch.float64, device="cpu").unsqueeze(-1) * frequencies
+    places = (torch.arange(side, dtype=torch.float64, device="cpu") + 0.5) * spacing - 0.5
+    angles = places.unsqueeze(-1) * frequencies
     axis = torch.cat([angles.sin(), angles.cos()], dim=-1)  # (side, dim / 2)
     columns = axis.unsqueeze(0).expand(side, side, -1)
     rows = axis.unsqueeze(1).expand(side, side, -1)

@@ -13,6 +13,8 @@ from megadiff.errors import ConfigError
 
 LATENTS = {"data.name": "latents", "data.path": "/latents"}
 EPS, DENSITY = {"diffusion.prediction": "eps"}, {"diffusion.importance": "density"}
+PROGRESSIVE = {"train.progressive": True}
+TWO_STAGES = [{"until": 0.5, "input_size": 8}, {"until": 1.0, "input_size": 16}]
 APEX = {"optimizer.name": "apex_fused_adam"}
 # 16 and 32 channels on 8 x 8 and 4 x 4 pixels in 8 groups; the second level and the middle attend, in heads of 8.
 UNET = {"model.preset": "unet-tiny-test"}
@@ -107,6 +109,27 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
     "_heads_divide_hidden": [({"model.num_heads": 3}, ("= 3", "= 128"), {"model.num_heads": 8})],
     "_hidden_fits_positions": [
         ({"model.hidden_size": 30, "model.num_heads": 2}, ("= 30", "use 32"), {"model.hidden_size": 32})
+    ],
+    "_positions_cover_whole_tokens": [
+        ({"model.position_size": 33}, ("= 33", "patch_size = 2", "32 or 34"), {"model.position_size": 32})
+    ],
+    "_stages_are_wanted": [
+        ({"train.stages": [{"until": 1.0, "input_size": 8}]}, ("stages", "progressive = false"), PROGRESSIVE)
+    ],
+    "_stages_are_in_order": [
+        ({**PROGRESSIVE, "train.stages": stages}, ("0.5", "rising order up to 1"), {"train.stages": TWO_STAGES})
+        for stages in (
+            [{"until": 0.5, "input_size": 8}],
+            [{"until": 0.5, "input_size": 8}, {"until": 0.5, "input_size": 8}, {"until": 1.0, "input_size": 16}],
+            [{"until": 1.0, "input_size": 8}, {"until": 0.5, "input_size": 16}],
+        )
+    ],
+    "_stages_have_steps": [
+        (
+            {**PROGRESSIVE, "train.steps": 1, "optimizer.warmup_steps": 0, "train.stages": TWO_STAGES},
+            ("stages[0]", "steps = 1"),
+            {"train.steps": 4},
+        )
     ],
     "_mlp_width_is_whole": [({"model.mlp_ratio": 1.003}, ("1.003", "128"), {"model.mlp_ratio": 1.5})],
     "_channels_fit_data": [

@@ -26,6 +26,7 @@ from megadiff.config.deepspeed_json import build_deepspeed_config
 from megadiff.config.keys import FIELDS
 from megadiff.config.layout import resolve_layout
 from megadiff.config.load import load_config, to_yaml
+from megadiff.config.progressive import training_stages
 from megadiff.config.schema import Config
 from megadiff.data import open_dataset
 from megadiff.data.emoji import open_emoji
@@ -303,6 +304,11 @@ def trained(config: Config, bench: Bench) -> Any:
         return reader.read("model", "head.out.bias")
 
 
+def sizes(config: Config, bench: Bench) -> Any:
+    """At which size each step of a run trains."""
+    return [(stage.first_step, stage.end_step, stage.config.model.input_size) for stage in training_stages(config)]
+
+
 def timeout(config: Config, bench: Bench) -> Any:
     """How long the process group of a started run waits."""
     bench.path.mkdir(exist_ok=True)
@@ -331,6 +337,7 @@ ROWS: dict[str, Row] = {
     "model.attention_dropout": Row(0.5, network),
     "model.attention_tile_size": Row(1, network),
     "model.long_skips": Row(True, network),
+    "model.position_size": Row(8, network),
     "model.condition": Row("none", network, {**UNET, "sampling.guidance": 1.0}),
     "model.block_out_channels": Row([16, 16], network, UNET),
     "model.layers_per_block": Row(2, network, UNET),
@@ -392,6 +399,8 @@ ROWS: dict[str, Row] = {
     "train.attention_backend": Row("math", stage),
     "train.compile": Row(True, stage),
     "train.kernels": Row("off", operators),
+    "train.progressive": Row(True, sizes, {"model.input_size": 8}),
+    "train.stages": Row([{"until": 1.0, "input_size": 4}], sizes, {"model.input_size": 8, "train.progressive": True}),
     "train.norm_backend": Row("apex", stage, {"model.qk_norm": True}),
     "optimizer.name": Row("sgd", updates),
     "optimizer.lr": Row(1e-3, rates),

@@ -94,6 +94,6 @@ def test_the_table_is_that_of_losses_and_gradients_one_by_one(
         loss = inputs.weight[row] * (output - inputs.target[rows]).square().mean()
         squared = sum(float(grad.square().sum()) for grad in torch.autograd.grad(loss, last))
         level = int(inputs.t[row]) * 5 // config.diffusion.num_train_timesteps
-        expected[level] += torch.tensor([1.0, float(loss), float(loss) ** 2, squared], dtype=torch.float64)
+        expected[level] += torch.tensor([1.0, loss.item(), loss.item() ** 2, squared], dtype=torch.float64)
     for report in reports:
         torch.testing.assert_close(report[0][0], expected, rtol=1e-9, atol=0)
