@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-from megadiff.config.layout import Layout
+from megadiff.config.layout import Layout, resolve_layout
 from megadiff.config.load import to_yaml
+from megadiff.config.networks import schedule_shift
+from megadiff.config.progressive import training_stages
 from megadiff.config.schema import Config
 from megadiff.models.flops import layer_flops, training_flops
 from megadiff.parallel.stage import rank_of_stage, stage_layers
@@ -26,6 +28,7 @@ def describe(config: Config, layout: Layout) -> str:
     sections = [
         to_yaml(config).rstrip(),
         _layout_section(config, layout, ranks),
+        *([_progress_section(config, layout.world_size)] if config.train.progressive else []),
         _stage_section(config, layout, ranks, held),
         *([_schedule_section(config, layout, held)] if layout.pipeline > 1 else []),
         _memory_section(config, layout, ranks),
@@ -46,6 +49,30 @@ def _layout_section(config: Config, layout: Layout, ranks: list[StageParameters]
         "operations": f"{training_flops(config.model) / 1e9:,.2f} GFLOP a training sample",
     }
     return "\n".join(f"{label:<10}  {text}" for label, text in lines.items())
+
+
+def _progress_section(config: Config, world_size: int) -> str:
+    """The stages of progressive training; the tables that follow are those of the run's full size."""
+    rows: list[Row] = [("training stage", "steps", "size", "batch", "shift", "lr", "GFLOP a sample", "activations")]
+    weighted, last = 0.0, 0
+    for stage in training_stages(config):
+        layout = resolve_layout(stage.config, world_size)
+        steps, last = stage.end_step - stage.first_step, max(activation_bytes(stage.config, layout))
+        weighted += steps * last / config.train.steps
+        rows.append(
+            (
+                str(stage.number),
+                f"{stage.first_step} ... {stage.end_step}",
+                str(stage.config.model.input_size),
+                str(layout.global_batch_size),
+                f"{schedule_shift(stage.config):.3g}",
+                f"{stage.config.optimizer.lr:.3g}",
+                f"{training_flops(stage.config.model) / 1e9:,.2f}",
+                readable_bytes(last),
+            )
+        )
+    saved = f"mean over the steps {readable_bytes(round(weighted))}, {weighted / last - 1:+.0%} against the last stage"
+    return f"{table(rows)}\nactivations of a micro-batch on the fullest pipeline stage: {saved}"
 
 
 def _stage_section(config: Config, layout: Layout, ranks: list[StageParameters], held: list[int]) -> str:
@@ -128,7 +155,8 @@ def readable_bytes(size: int) -> str:
         if value < 1024:
             break
         value, unit = value / 1024, larger
-    return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+    # From 999.5 on three digits would be written with an exponent.
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 999.5 else f"{value:.3g} {unit}"
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -1,5 +1,6 @@
 """What `--dry-run` prints."""
 
+import re
 from pathlib import Path
 
 import psutil
@@ -75,10 +76,21 @@ def test_a_large_unet_is_described_without_being_allocated() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (3 * 2**30, "3 GiB")]
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (3 * 2**30, "3 GiB"), (1_048_000, "1023 KiB")],
 )
 def test_readable_bytes(size: int, text: str) -> None:
     assert readable_bytes(size) == text
+
+
+def test_stages_of_progressive_training_are_listed_with_what_they_save() -> None:
+    config = load_config(ROOT / "launch/configs/dit_demo.yaml", {"train.progressive": True})
+    lines = describe(config, resolve_layout(config, 1)).splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("training stage"))
+    rows = [line.split() for line in lines[start + 1 : start + 4]]
+    assert [(row[1], row[3], row[4]) for row in rows] == [("0", "450", "4"), ("450", "720", "8"), ("720", "900", "16")]
+    found = re.search(r"mean over the steps .*, (-\d+)% against the last stage", lines[start + 4])
+    assert found is not None and int(found[1]) <= -40
 
 
 def test_columns_line_up() -> None:
