@@ -13,7 +13,7 @@ def ends_in_noise(diffusion: DiffusionConfig) -> bool:
 
 def refits(diffusion: DiffusionConfig) -> bool:
     """Whether the timesteps' density or weights follow the losses of the run."""
-    return diffusion.importance != "off" or diffusion.timestep_sampling == "adaptive"
+    return diffusion.importance != "none" or diffusion.timestep_sampling == "adaptive"
 
 
 def needs_gradients(diffusion: DiffusionConfig) -> bool:

@@ -102,7 +102,7 @@ class DiffusionConfig(Section):
     timestep_sampling: Literal["uniform", "logit_normal", "adaptive"] = "uniform"
     logit_normal_mean: float = 0.0
     logit_normal_std: float = Field(1.0, gt=0)
-    importance: Literal["off", "weight", "density"] = "off"
+    importance: Literal["none", "weight", "density"] = "none"
     importance_density: Literal["gradient", "loss", "published"] = "gradient"
     num_levels: int = Field(100, gt=0)
     refit_from_step: int | None = Field(None, gt=0)

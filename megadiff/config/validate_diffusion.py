@@ -67,7 +67,7 @@ def _no_idle_diffusion_settings(config: Config) -> None:
     uniform, still = diffusion.loss_weight == "uniform", not refits(diffusion)
     normal = f"timestep_sampling = {sampling}; use logit_normal"
     density = f"importance = {diffusion.importance}; use density"
-    refit = "importance = off; use importance = density or weight, or timestep_sampling = adaptive"
+    refit = "importance = none; use importance = density or weight, or timestep_sampling = adaptive"
     refuse_idle(
         config,
         (

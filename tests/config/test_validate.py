@@ -99,7 +99,7 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
         *(
             (
                 {f"diffusion.{name}": 50},
-                (f"{name} = 50", "importance = off"),
+                (f"{name} = 50", "importance = none"),
                 {"diffusion.timestep_sampling": "adaptive"},
             )
             for name in ("num_levels", "refit_from_step", "refit_every_steps")
