@@ -21,3 +21,8 @@ def needs_gradients(diffusion: DiffusionConfig) -> bool:
     if diffusion.importance == "density":
         return diffusion.importance_density in _OF_GRADIENTS
     return diffusion.importance == "weight"
+
+
+def compares_features(diffusion: DiffusionConfig) -> bool:
+    """Whether the loss looks at features of the predicted clean picture."""
+    return diffusion.perceptual_weight > 0 or diffusion.gram_weight > 0

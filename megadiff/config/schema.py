@@ -87,7 +87,9 @@ class DiffusionConfig(Section):
 
     `shift` divides alpha / sigma; with `shift_base_tokens` it is sqrt(tokens / base tokens) instead. Densities and
     weights of `importance` and of adaptive `timestep_sampling` are refitted from `refit_from_step` on (by default after
-    a tenth of the run, at most 5000 steps), every `refit_every_steps` (a fiftieth, at most 1000).
+    a tenth of the run, at most 5000 steps), every `refit_every_steps` (a fiftieth, at most 1000). `perceptual_weight`
+    w makes the loss (1 - w) squared error + w L1 of VGG-19 features of x0, `gram_weight` adds their Gram matrices; both
+    only where the signal-to-noise ratio is above `perceptual_min_snr`.
     """
 
     schedule: Literal["linear", "scaled_linear", "cosine", "hybrid", "flow"] = "cosine"
@@ -108,6 +110,11 @@ class DiffusionConfig(Section):
     refit_from_step: int | None = Field(None, gt=0)
     refit_every_steps: int | None = Field(None, gt=0)
     condition_dropout: float = Field(0.1, ge=0, le=1)
+    perceptual_weight: float = Field(0.0, ge=0, le=1)
+    gram_weight: float = Field(0.0, ge=0)
+    perceptual_min_snr: float = Field(1.0, ge=0)
+    vgg_path: str | None = None
+    vae_path: str | None = None
 
 
 class SamplingConfig(Section):

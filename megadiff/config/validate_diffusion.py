@@ -1,9 +1,11 @@
 """Rules between the settings of the noise process. Each check raises one sentence with values and remedy."""
 
 from megadiff.config.checks import Check, Idle, refuse_idle
-from megadiff.config.diffusion import ends_in_noise, refits
+from megadiff.config.diffusion import compares_features, ends_in_noise, refits
 from megadiff.config.schema import Config
 from megadiff.errors import ConfigError
+
+_VGG_MIN_SIZE = 4  # two halvings
 
 
 def _eps_sees_signal(config: Config) -> None:
@@ -61,6 +63,33 @@ def _refit_happens(config: Config) -> None:
         )
 
 
+def _features_have_weights(config: Config) -> None:
+    if compares_features(config.diffusion) and not config.diffusion.vgg_path:
+        raise ConfigError(
+            "diffusion.perceptual_weight and gram_weight need VGG-19, but diffusion.vgg_path is not set; "
+            "give torchvision's weight file vgg19-....pth"
+        )
+
+
+def _features_see_pixels(config: Config) -> None:
+    diffusion, is_latent = config.diffusion, config.data.name == "latents"
+    if compares_features(diffusion) and is_latent and not diffusion.vae_path:
+        raise ConfigError(
+            "diffusion.perceptual_weight and gram_weight compare pictures, but data.name = latents holds none and "
+            "diffusion.vae_path is not set; give the folder of the VAE that made the latents"
+        )
+    if compares_features(diffusion) and not is_latent and config.model.in_channels not in (1, 3):
+        raise ConfigError(
+            f"diffusion.perceptual_weight and gram_weight compare pictures, but model.in_channels = "
+            f"{config.model.in_channels}; use 1 or 3"
+        )
+    if compares_features(diffusion) and not is_latent and config.model.input_size < _VGG_MIN_SIZE:
+        raise ConfigError(
+            f"model.input_size = {config.model.input_size} is too small for the features of "
+            f"diffusion.perceptual_weight and gram_weight; use at least {_VGG_MIN_SIZE}"
+        )
+
+
 def _no_idle_diffusion_settings(config: Config) -> None:
     diffusion = config.diffusion
     schedule, sampling = diffusion.schedule, diffusion.timestep_sampling
@@ -68,6 +97,8 @@ def _no_idle_diffusion_settings(config: Config) -> None:
     normal = f"timestep_sampling = {sampling}; use logit_normal"
     density = f"importance = {diffusion.importance}; use density"
     refit = "importance = none; use importance = density or weight, or timestep_sampling = adaptive"
+    plain = not compares_features(diffusion)
+    features = "perceptual_weight = 0 and gram_weight = 0; use for example perceptual_weight = 0.3"
     refuse_idle(
         config,
         (
@@ -80,6 +111,10 @@ def _no_idle_diffusion_settings(config: Config) -> None:
             Idle("diffusion", "num_levels", still, refit),
             Idle("diffusion", "refit_from_step", still, refit),
             Idle("diffusion", "refit_every_steps", still, refit),
+            Idle("diffusion", "perceptual_min_snr", plain, features),
+            Idle("diffusion", "vgg_path", plain, features),
+            Idle("diffusion", "vae_path", plain, features),
+            Idle("diffusion", "vae_path", config.data.name != "latents", f"data.name = {config.data.name}; remove it"),
         ),
     )
 
@@ -91,5 +126,7 @@ DIFFUSION_CHECKS: tuple[Check, ...] = (
     _rescaled_schedule_has_two_ends,
     _levels_have_timesteps,
     _refit_happens,
+    _features_have_weights,
+    _features_see_pixels,
     _no_idle_diffusion_settings,
 )

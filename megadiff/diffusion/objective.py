@@ -13,6 +13,7 @@ from megadiff.config.schema import DiffusionConfig
 from megadiff.diffusion.condition import drop_condition
 from megadiff.diffusion.importance import Importance
 from megadiff.diffusion.levels import Observation
+from megadiff.diffusion.perceptual import PerceptualLoss
 from megadiff.diffusion.prediction import require_invertible, target_weights
 from megadiff.diffusion.schedule import NoiseSchedule
 from megadiff.diffusion.weighting import loss_weights
@@ -32,6 +33,7 @@ class TrainingInputs:
         labels: (B,) int64; the null label where the condition was dropped.
         target: (B, C, H, W) what the network should answer.
         weight: (B,) loss weight of each sample.
+        pictures: what a perceptual loss needs, None without one: x0 (B, C, H, W), x_t, and (B, 3) coefficients.
     """
 
     x_t: Tensor
@@ -39,6 +41,7 @@ class TrainingInputs:
     labels: Tensor
     target: Tensor
     weight: Tensor
+    pictures: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 class DiffusionObjective:
@@ -56,6 +59,7 @@ class DiffusionObjective:
         seed: int,
         kernels: Kernels = "auto",
         importance: Importance | None = None,
+        perceptual: PerceptualLoss | None = None,
     ) -> None:
         """Refuses impossible settings at once.
 
@@ -69,6 +73,7 @@ class DiffusionObjective:
         self.num_classes = num_classes
         self.seed = seed
         self.kernels: Kernels = kernels
+        self.perceptual = perceptual
         self.importance = importance or Importance(diffusion_config, schedule)
         self.loss_weights = loss_weights(
             diffusion_config.loss_weight, diffusion_config.prediction, schedule, diffusion_config.min_snr_gamma
@@ -96,18 +101,47 @@ class DiffusionObjective:
             labels=drop_condition(labels, self.num_classes, self.condition_dropout, self.seed, step, sample_ids),
             target=target,
             weight=self.weights[t].to(x0.dtype),
+            pictures=None if self.perceptual is None else (x0, x_t, self._coefficients(self.perceptual, t)),
         )
 
-    def losses(self, output: Tensor, target: Tensor, weight: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _coefficients(self, perceptual: PerceptualLoss, t: Tensor) -> Tensor:
+        """Rows of the perceptual loss's table, whose last column takes the factor of importance."""
+        rows = perceptual.table.to(t.device)[t]
+        return torch.cat((rows[:, :2], rows[:, 2:] * self.factors[t, None]), dim=1)
+
+    def losses(
+        self,
+        output: Tensor,
+        target: Tensor,
+        weight: Tensor,
+        mask: Tensor | None = None,
+        pictures: tuple[Tensor, Tensor, Tensor] | None = None,
+    ) -> Tensor:
         """Return each sample's weighted sum of squared errors, (B,) float32 (float64 if an input is float64).
+
+        With a perceptual loss, (1 - its weight) of that plus the perceptual loss times the elements of a sample: the
+        mean over elements is then (1 - w) of the mean squared error plus w of the mean difference of features.
 
         Args:
             output: (B, C, H, W), or (B, 2C, H, W) of a learn_sigma network, whose sigma half is not trained.
             target: (B, C, H, W).
             weight: (B,).
             mask: (B, 1, H, W); elements where it is 0 are left out, whatever they hold.
+            pictures: of the TrainingInputs.
         """
-        return weighted_mse(output, target, weight, mask, kernels=self.kernels)
+        squared = weighted_mse(output, target, weight, mask, kernels=self.kernels)
+        if self.perceptual is None or pictures is None:
+            return squared
+        if mask is not None:
+            raise ValueError("a perceptual loss compares whole pictures, but some of their elements are masked")
+        features = self.perceptual.per_sample(output, *pictures) * target[0].numel()
+        return (1.0 - self.perceptual.weight) * squared + features.to(squared.dtype)
+
+    def num_elements(self, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return how many elements losses counts, a scalar int64 on the device of `target`."""
+        if mask is None:
+            return torch.tensor(target.numel(), device=target.device)
+        return torch.count_nonzero(mask.expand(len(target), 1, *target.shape[2:])) * target.shape[1]
 
     def after_step(self, step: int, t: Tensor, loss: Tensor, squared_gradient: Tensor) -> Observation:
         """Learns from a step which timesteps matter.
@@ -131,12 +165,6 @@ class DiffusionObjective:
         """Takes over the factors of importance after they have changed."""
         self.factors = self.importance.factors.to(self.loss_weights.device)
         self.weights = self.loss_weights * self.factors
-
-    def num_elements(self, target: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return how many elements loss_sum counts, a scalar int64 on the device of `target`."""
-        if mask is None:
-            return torch.tensor(target.numel(), device=target.device)
-        return torch.count_nonzero(mask.expand(len(target), 1, *target.shape[2:])) * target.shape[1]
 
     def _move_tables(self, device: torch.device) -> None:
         if self.weights.device != device:

@@ -1,15 +1,18 @@
 """Puts a run together: grid, stage, objective, optimizer, DeepSpeed, shards."""
 
+from pathlib import Path
+
 import deepspeed
 import torch
 from torch import nn
 
 from megadiff.config.deepspeed_json import build_deepspeed_config
-from megadiff.config.diffusion import needs_gradients
+from megadiff.config.diffusion import compares_features, needs_gradients
 from megadiff.config.layout import Layout
 from megadiff.config.schema import Config
 from megadiff.diffusion.importance import make_importance
 from megadiff.diffusion.objective import DiffusionObjective
+from megadiff.diffusion.perceptual import make_perceptual
 from megadiff.diffusion.schedule import schedule_of
 from megadiff.dist.grid import make_grid
 from megadiff.dist.process import Process, quiet_stdout
@@ -20,6 +23,8 @@ from megadiff.engine.output_gradient import OutputGradient
 from megadiff.engine.runners import PipelineLoss, PipelineRunner, Runner, WholeRunner
 from megadiff.errors import ConfigError
 from megadiff.models import FUSED_OPERATORS
+from megadiff.models.vae import load_decoder
+from megadiff.models.vgg import load_vgg
 from megadiff.ops.attention import require_flash_attn
 from megadiff.ops.library import describe_kernels
 from megadiff.ops.rms_norm import require_apex
@@ -44,7 +49,7 @@ def build_engine(config: Config, layout: Layout, process: Process, run_config: C
     grid = make_grid(layout.pipeline, layout.data, layout.tensor, layout.folded)
     dtype = torch.float64 if config.train.precision == "fp64" else torch.float32
     stage = build_stage(config, grid, process.device, dtype)
-    objective = make_objective(config)
+    objective = make_objective(config, process.device)
     optimizer = make_optimizer(config.optimizer, stage.chain, config.train.kernels)
     watched = needs_gradients(config.diffusion) and "head" in stage.chain.layer_names
     gradient = OutputGradient(stage.chain) if watched else None
@@ -74,9 +79,17 @@ def build_engine(config: Config, layout: Layout, process: Process, run_config: C
     return engine
 
 
-def make_objective(config: Config) -> DiffusionObjective:
-    """The training objective that the config describes."""
+def make_objective(config: Config, device: torch.device | None = None) -> DiffusionObjective:
+    """The training objective that the config describes.
+
+    Args:
+        config: the settings.
+        device: where a network of features computes; the CPU by default.
+    """
     schedule = schedule_of(config)
+    perceptual = None
+    if compares_features(config.diffusion):
+        perceptual = make_perceptual(config.diffusion, schedule, _features(config, device or torch.device("cpu")))
     return DiffusionObjective(
         schedule,
         config.diffusion,
@@ -84,7 +97,17 @@ def make_objective(config: Config) -> DiffusionObjective:
         config.train.seed,
         config.train.kernels,
         make_importance(config, schedule),
+        perceptual,
     )
+
+
+def _features(config: Config, device: torch.device) -> nn.Module:
+    """VGG-19 on pictures, behind the decoder where the network sees latents."""
+    diffusion, dtype = config.diffusion, torch.float64 if config.train.precision == "fp64" else torch.float32
+    layers: list[nn.Module] = [load_vgg(Path(diffusion.vgg_path or ""))]
+    if diffusion.vae_path:
+        layers.insert(0, load_decoder(Path(diffusion.vae_path), config.model.in_channels))
+    return nn.Sequential(*layers).to(device, dtype)
 
 
 def check_device(config: Config, process: Process) -> None:

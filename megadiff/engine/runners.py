@@ -14,6 +14,8 @@ from torch import Tensor
 from megadiff.diffusion.objective import DiffusionObjective, TrainingInputs
 from megadiff.engine.output_gradient import OutputGradient
 
+LossArguments = tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor, Tensor] | None]
+
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
@@ -53,7 +55,7 @@ class WholeRunner:
         for micro in micro_batches:
             inputs = micro.inputs
             output = self.engine((inputs.x_t, inputs.t, inputs.labels))
-            loss = self.objective.losses(output, inputs.target, inputs.weight, micro.mask)
+            loss = self.objective.losses(output, inputs.target, inputs.weight, micro.mask, inputs.pictures)
             if self.gradient is not None:
                 self.gradient.watch(loss)
             losses.append(loss.detach())
@@ -71,7 +73,7 @@ class PipelineLoss:
         self.losses: list[Tensor] = []
 
     def __call__(self, output: Tensor, labels: tuple[Tensor, ...]) -> Tensor:
-        loss = self.objective.losses(output, *labels)
+        loss = self.objective.losses(output, *_arguments_of_loss(labels, self.objective.perceptual is not None))
         if self.gradient is not None:
             self.gradient.watch(loss)
         self.losses.append(loss.detach())
@@ -90,9 +92,22 @@ class PipelineRunner:
         return torch.cat(self.loss.losses) if self.loss.losses else None
 
 
+def _labels_of(micro: MicroBatch) -> tuple[Tensor, ...]:
+    """What the loss needs besides the output, as the plain tensors that DeepSpeed hands on."""
+    inputs, mask = micro.inputs, () if micro.mask is None else (micro.mask,)
+    return inputs.target, inputs.weight, *mask, *(inputs.pictures or ())
+
+
+def _arguments_of_loss(labels: tuple[Tensor, ...], has_pictures: bool) -> LossArguments:
+    """Target, weight, mask and pictures again."""
+    target, weight, *others = labels
+    pictures = (others[-3], others[-2], others[-1]) if has_pictures else None
+    mask = others[0] if len(others) in (1, 4) else None
+    return target, weight, mask, pictures
+
+
 def _pipeline_items(micro_batches: Sequence[MicroBatch]) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
     """What DeepSpeed's first stage (inputs) and last stage (labels of the loss) take from their data iterator."""
     for micro in micro_batches:
         inputs = micro.inputs
-        labels = (inputs.target, inputs.weight)
-        yield (inputs.x_t, inputs.t, inputs.labels), labels if micro.mask is None else (*labels, micro.mask)
+        yield (inputs.x_t, inputs.t, inputs.labels), _labels_of(micro)

@@ -13,6 +13,7 @@ from megadiff.errors import ConfigError
 
 LATENTS = {"data.name": "latents", "data.path": "/latents"}
 EPS, DENSITY = {"diffusion.prediction": "eps"}, {"diffusion.importance": "density"}
+FEATURES = {"diffusion.perceptual_weight": 0.3, "diffusion.vgg_path": "/vgg.pth"}
 PROGRESSIVE = {"train.progressive": True}
 TWO_STAGES = [{"until": 0.5, "input_size": 8}, {"until": 1.0, "input_size": 16}]
 APEX = {"optimizer.name": "apex_fused_adam"}
@@ -69,7 +70,25 @@ BROKEN: dict[str, list[tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]]] 
             {"diffusion.refit_from_step": 999},
         )
     ],
+    "_features_have_weights": [
+        ({"diffusion.perceptual_weight": 0.3}, ("perceptual_weight", "vgg_path"), {"diffusion.vgg_path": "/vgg.pth"}),
+        ({"diffusion.gram_weight": 0.3}, ("gram_weight", "vgg_path"), {"diffusion.vgg_path": "/vgg.pth"}),
+    ],
+    "_features_see_pixels": [
+        ({**FEATURES, **LATENTS}, ("data.name = latents", "vae_path"), {"diffusion.vae_path": "/vae"}),
+        (
+            {**FEATURES, "data.name": "ids", "model.in_channels": 4},
+            ("in_channels = 4", "1 or 3"),
+            {"model.in_channels": 3},
+        ),
+        ({**FEATURES, "model.input_size": 2}, ("input_size = 2", "at least 4"), {"model.input_size": 4}),
+    ],
     "_no_idle_diffusion_settings": [
+        *(
+            ({f"diffusion.{name}": value}, (name, "perceptual_weight = 0"), FEATURES)
+            for name, value in (("perceptual_min_snr", 2.0), ("vgg_path", "/vgg.pth"))
+        ),
+        ({**FEATURES, "diffusion.vae_path": "/vae"}, ("vae_path", "data.name = emoji"), LATENTS),
         ({"diffusion.min_snr_gamma": 4.0}, ("min_snr_gamma", "uniform"), {"diffusion.loss_weight": "min_snr"}),
         (
             {"diffusion.hybrid_linear_fraction": 0.7},

@@ -41,6 +41,7 @@ from megadiff.models import build_network
 from megadiff.models.sizes import text_size
 from megadiff.parallel.stage import DTYPES, build_stage, stage_layers
 from megadiff.sampling.generate import ImageRequest, generate
+from tests.diffusion.weights import save_vae, save_vgg
 from tests.engine.runs import checkpoints, log_steps, train_well
 from tests.parity.networks import random_value, seeded
 from tests.pool import WorkerPool
@@ -131,7 +132,8 @@ def pairs(config: Config, bench: Bench) -> Any:
     objective = make_objective(config)
     images = torch.rand((16, 3, 4, 4), generator=seeded("images")) * 2 - 1
     inputs = objective.prepare(images, torch.zeros(16, dtype=torch.int64), torch.arange(16), 3)
-    loss = objective.losses(torch.zeros_like(inputs.target), inputs.target, inputs.weight).sum()
+    output = torch.zeros_like(inputs.target)
+    loss = objective.losses(output, inputs.target, inputs.weight, pictures=inputs.pictures).sum()
     return inputs.x_t, inputs.t, inputs.labels, inputs.target, loss
 
 
@@ -320,6 +322,8 @@ def timeout(config: Config, bench: Bench) -> Any:
 
 
 SGD = {"optimizer.name": "sgd"}
+VGG = {"diffusion.perceptual_weight": 0.5, "diffusion.gram_weight": 1.0, "diffusion.vgg_path": "{vgg}"}
+LATENTS = {"data.name": "latents", "data.path": "{folder}", "data.num_samples": 1024}
 ROWS: dict[str, Row] = {
     "model.name": Row("unet", network, NO_DIT),
     "model.input_size": Row(8, network),
@@ -373,6 +377,11 @@ ROWS: dict[str, Row] = {
     "diffusion.refit_from_step": Row(5, refitted, {"diffusion.importance": "density"}),
     "diffusion.refit_every_steps": Row(7, refitted, {"diffusion.importance": "density"}),
     "diffusion.condition_dropout": Row(0.9, pairs),
+    "diffusion.perceptual_weight": Row(0.3, pairs, VGG),
+    "diffusion.gram_weight": Row(1e6, pairs, VGG),
+    "diffusion.perceptual_min_snr": Row(1e-4, pairs, VGG),
+    "diffusion.vgg_path": Row("{other_vgg}", pairs, VGG),
+    "diffusion.vae_path": Row("{other_vae}", pairs, {**VGG, **LATENTS, "diffusion.vae_path": "{vae}"}),
     "sampling.steps": Row(5, images),
     "sampling.guidance": Row(4.0, images),
     "sampling.eta": Row(1.0, images),
@@ -449,15 +458,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
                 picture = Image.linear_gradient("L").resize((8, 8)).rotate(90).convert("RGB")
                 picture.point(lambda level, index=index: level // (index + 1)).save(root / label / f"{index}.png")
         made[name] = str(root)
+    files = tmp_path_factory.mktemp("weights")
+    for seed, prefix in enumerate(("", "other_")):
+        made[f"{prefix}vgg"] = str(save_vgg(files / f"{prefix}vgg.pth", seed))
+        made[f"{prefix}vae"] = str(save_vae(files / f"{prefix}vae", seed))
     return made
 
 
 def settings(row: Row, changes: Mapping[str, Any], folders: Mapping[str, str]) -> Config:
     """The config of a row, loaded as a user's would be."""
     values = {**copy.deepcopy(TINY), **row.base, **changes}
-    path = values.get("data.path")
-    if path is not None:
-        values["data.path"] = path.format(**folders)
+    for key in ("data.path", "diffusion.vgg_path", "diffusion.vae_path"):
+        if values.get(key) is not None:
+            values[key] = values[key].format(**folders)
     return load_config(None, values)
 
 

@@ -45,7 +45,8 @@ def train_reference(config: Config, num_steps: int) -> Outcome:
             images = micro.images.double() if config.train.precision == "fp64" else micro.images
             inputs = objective.prepare(images, micro.labels, micro.sample_ids, step)
             output = network((inputs.x_t, inputs.t, inputs.labels))
-            loss = objective.losses(output, inputs.target, inputs.weight).sum() / batch.images.numel()
+            per_sample = objective.losses(output, inputs.target, inputs.weight, pictures=inputs.pictures)
+            loss = per_sample.sum() / batch.images.numel()
             loss.backward()
             total += loss.item()
         clips = (step + 1) % config.optimizer.clip_every_steps == 0
