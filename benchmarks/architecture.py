@@ -13,20 +13,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 
 import torch
+from pictures import Pictures, open_pictures, split
 from report import add_report_arguments
 from torch import Tensor
 
 from megadiff.config.layout import resolve_layout
 from megadiff.config.load import load_config
 from megadiff.config.schema import Config
-from megadiff.data.batch import Batch
-from megadiff.data.emoji import open_emoji
-from megadiff.data.order import SampleOrder
 from megadiff.diffusion.prediction import target, to_x0_and_noise
 from megadiff.dist import process
 from megadiff.engine.build import build_engine
 from megadiff.engine.engine import Engine
-from megadiff.ops.philox import permutation
 
 VARIANTS: Mapping[str, dict[str, object]] = {
     "concat": {},
@@ -38,7 +35,6 @@ PUBLISHED = (
     "published, against concat: +22 % throughput at equal quality (gated skip), +1.2 dB PSNR (shift); other networks, "
     "data and devices than here"
 )
-HELD_OUT = 10  # one picture of so many
 LEVELS = (0.1, 0.3, 0.5, 0.7)  # of all timesteps, where pictures are reconstructed
 LOSS_LEVELS = 8  # timesteps of each picture in the validation loss
 EVALUATION_BATCH = 64
@@ -66,21 +62,6 @@ class Result:
     @property
     def mean_psnr(self) -> float:
         return statistics.mean(self.psnr)
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Pixels (N, C, H, W) float32 in [-1, 1] and classes (N,) int64."""
-
-    images: Tensor
-    labels: Tensor
-
-    def take(self, indices: Tensor) -> "Pictures":
-        """Some of them."""
-        return Pictures(self.images[indices], self.labels[indices])
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 def main() -> None:
@@ -136,29 +117,12 @@ def with_model(config: Config, options: Mapping[str, object]) -> Config:
     return config.model_copy(update={"model": config.model.model_copy(update=dict(options))})
 
 
-def open_pictures(size: int) -> Pictures:
-    """All embedded pictures, with their sub-groups in Unicode as classes."""
-    dataset = open_emoji(size, "subgroup")
-    samples = [dataset.load(index) for index in range(len(dataset))]
-    return Pictures(torch.stack([image for image, _ in samples]), torch.tensor([label for _, label in samples]))
-
-
-def split(pictures: Pictures, seed: int) -> tuple[Pictures, Pictures]:
-    """Pictures to train on, and others held out at random."""
-    order = permutation(seed, 0, len(pictures))
-    count = len(pictures) // HELD_OUT
-    return pictures.take(order[count:]), pictures.take(order[:count])
-
-
 def train_in_turns(engines: Mapping[str, Engine], pictures: Pictures, config: Config) -> dict[str, float]:
     """Trains every variant to the end, one step in turn; median samples a second of each."""
     batch_size, names = config.train.global_batch_size, list(engines)
-    order = SampleOrder(config.train.seed, len(pictures))
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(config.train.steps):
-        positions = torch.arange(turn * batch_size, (turn + 1) * batch_size)
-        chosen = pictures.take(order.indices(positions))
-        batch = Batch(chosen.images, chosen.labels, positions)
+        batch = pictures.batch(turn, batch_size, config.train.seed)
         for offset in range(len(names)):  # each is first as often as the others
             name = names[(turn + offset) % len(names)]
             started = time.perf_counter()
