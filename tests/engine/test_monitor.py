@@ -14,6 +14,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from megadiff.config.schema import Config
+from megadiff.diffusion.levels import Observation
 from megadiff.dist import devices
 from megadiff.engine import monitor as monitor_module
 from megadiff.engine.engine import StepResult
@@ -30,8 +31,9 @@ FIELDS = {"step", "loss", "grad_norm", "lr", "samples_per_s", "mfu", "memory_byt
 
 
 def result(step: int) -> StepResult:
-    """A step whose numbers say which step it is."""
-    return StepResult(torch.tensor(1.0 / step), torch.tensor(float(step)), 1e-3 * step, step != 2)
+    """A step whose numbers say which step it is; its two samples lie in the first and the last tenth."""
+    seen = Observation(torch.tensor([0, 999]), torch.tensor([step, 10.0 * step]).double(), torch.zeros(2).double())
+    return StepResult(torch.tensor(1.0 / step), torch.tensor(float(step)), 1e-3 * step, step != 2, seen)
 
 
 def watched(tmp_path: Path, steps: int, first: int = 0, **settings: object) -> RunFolder:
@@ -96,6 +98,14 @@ def test_tensorboard_has_the_same_values(tmp_path: Path) -> None:
         for line in log_lines(tmp_path):
             assert math.isclose(found[line["step"]], line[key], rel_tol=1e-6)
     assert "Throughput/mfu" not in events.Tags()["scalars"], "a CPU has no peak"
+
+
+def test_tensorboard_has_the_loss_of_each_noise_level(tmp_path: Path) -> None:
+    """Means over the samples since the last log step, only where there were any."""
+    events = board(watched(tmp_path, 6, monitor__log_every_steps=3))
+    found = {tenth: [(e.step, e.value) for e in events.Scalars(f"LossByNoise/{tenth}")] for tenth in (0, 9)}
+    assert found == {0: [(3, 2.0), (6, 5.0)], 9: [(3, 20.0), (6, 50.0)]}
+    assert "LossByNoise/5" not in events.Tags()["scalars"]
 
 
 def test_a_resumed_run_replaces_the_steps_that_it_repeats(tmp_path: Path) -> None:
