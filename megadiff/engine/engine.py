@@ -202,8 +202,10 @@ class Engine:
         columns = torch.zeros(3, self.layout.data, share, dtype=torch.float64, device=self.device)
         gradients = None if self.gradient is None else self.gradient.take()
         if losses is not None and self.grid.tensor.index == 0:
-            mine = columns[:, self.grid.data.index]
-            mine[0] = torch.cat([micro.inputs.t for micro in prepared])
+            mine, t = columns[:, self.grid.data.index], torch.cat([micro.inputs.t for micro in prepared])
+            if len(t) != share:
+                raise ValueError(f"a data rank trains {share} samples a step, but was given {len(t)}")
+            mine[0] = t
             mine[1] = losses / total
             if gradients is not None:
                 mine[2] = gradients / total.double().square()

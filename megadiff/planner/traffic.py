@@ -4,9 +4,9 @@ The payload of an operation is the whole tensor that it reduces, gathers, scatte
 takes part (what crosses a link is (n - 1) / n of it for a gather or scatter in a ring of n, and twice that
 for a sum).
 
-Left out, because they do not grow with the network: the sums of the loss and of the squared norm, the
-pipeline's broadcast of two loss values, ZeRO's overflow flag and norm (all at most `SCALAR_ELEMENTS`
-elements), and the shapes that a pipeline sends once, before its first step.
+Left out, because they do not grow with the network: the sum of the squared norm, the pipeline's broadcast of
+two loss values, ZeRO's overflow flag and norm (all at most `SCALAR_ELEMENTS` elements), and the shapes that a
+pipeline sends once, before its first step.
 """
 
 from collections import Counter
@@ -42,6 +42,8 @@ def step_traffic(config: Config, layout: Layout, rank: int, parameters: StagePar
     per_micro_batch = tensor_traffic(config, layout, rank) + pipeline_traffic(config, layout, rank)
     total = Counter({key: bytes_ * layout.accumulation for key, bytes_ in per_micro_batch.items()})
     total += data_traffic(config, layout, parameters)
+    if layout.world_size > 1:  # timestep, loss and squared gradient of every sample, float64
+        total[Transfer("all_reduce", layout.world_size)] += 3 * 8 * layout.global_batch_size
     return total
 
 
