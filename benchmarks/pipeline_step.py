@@ -135,7 +135,7 @@ def measure_alone(config: Config, layout: Layout, repeats: int) -> Alone:
     """Times the stages one after the other on one micro-batch, and what else a step does."""
     chains, stages = build_stages(config)
     objective = make_objective(config)
-    loss = PipelineLoss(objective)
+    loss = PipelineLoss(objective, None)
     batches = random_batches(config, layout)
 
     def prepare() -> list[TrainingInputs]:
