@@ -52,8 +52,10 @@ def train(config: Config, run_dir: Path, resume: str | None, process: Process) -
     last_step = min(config.train.steps, config.train.stop_at_step or config.train.steps)
     steps = on_first(lambda: 0 if start is None else _steps_of(start))
     run = _Run(config, folder, dataset, [start] if start else [], last_step, process)
+    if steps >= last_step:
+        _train_stage(run, stages[-1], start)  # which finds nothing to do, and says so
     for stage in stages:
-        if steps < min(stage.end_step, last_step) or (stage is stages[-1] and steps >= last_step):
+        if steps < min(stage.end_step, last_step):
             start = _train_stage(run, stage, start)
             steps = min(stage.end_step, last_step)
             gc.collect()  # hooks tie an engine into cycles, which would keep two stages in memory

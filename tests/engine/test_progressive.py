@@ -73,6 +73,13 @@ def test_stages_are_the_same_on_every_layout(
     assert many == pytest.approx(one, rel=1e-4)
 
 
+def test_a_run_that_stops_early_does_not_enter_later_stages(pools: Pools, tmp_path: Path) -> None:
+    report = train_well(pools[1], tiny_config(train__stop_at_step=3, **SETTINGS), tmp_path)
+    assert "stage 1:" in report.output and "stage 3:" not in report.output and "nothing to do" not in report.output
+    again = train_well(pools[1], tiny_config(train__stop_at_step=3, **SETTINGS), tmp_path)
+    assert "nothing to do" in again.output and again.sample_ids == []
+
+
 def test_a_unet_is_trained_in_stages(pools: Pools, tmp_path: Path) -> None:
     unet = {
         "model__name": "unet",
