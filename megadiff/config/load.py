@@ -203,7 +203,8 @@ def _type_error(detail: ErrorDetails, sources: Mapping[str, str], source: str) -
         hint = nearest(str(detail["loc"][-1]), ProgressiveStage.model_fields)
         return ConfigError(f"unknown key {key}{index} in {sources.get(key, source)}; {hint or 'see --help'}".strip())
     if detail["type"] == "missing":
-        return ConfigError(f"{key} in {sources.get(key, source)} is too short; expected a value at {index}")
+        lack = "lacks a key" if isinstance(detail["loc"][-1], str) else "is too short"
+        return ConfigError(f"{key} in {sources.get(key, source)} {lack}; expected a value at {index}")
     return ConfigError(
         f"{key}{index} = {detail['input']!r} in {sources.get(key, source)} is not accepted; expected {expected}"
     )

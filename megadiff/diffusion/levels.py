@@ -23,7 +23,7 @@ _LOG_SNR_LIMIT = 20.0
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What a step says of its samples, in the order of the global batch; on every rank the same.
+    """What a step says of its samples, in an order that their positions in the stream give; on every rank the same.
 
     Attributes:
         t: (G,) int64 timesteps.

@@ -4,7 +4,7 @@ It knows neither the network nor how the batch is cut: everything random depends
 are sums, so that the caller divides by the number of elements of the global batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -106,7 +106,7 @@ class DiffusionObjective:
 
     def _coefficients(self, perceptual: PerceptualLoss, t: Tensor) -> Tensor:
         """Rows of the perceptual loss's table, whose last column takes the factor of importance."""
-        rows = perceptual.table.to(t.device)[t]
+        rows = perceptual.table[t]
         return torch.cat((rows[:, :2], rows[:, 2:] * self.factors[t, None]), dim=1)
 
     def losses(
@@ -148,7 +148,7 @@ class DiffusionObjective:
 
         Args:
             step: optimizer steps so far, this one included.
-            t, loss, squared_gradient: (G,) of the whole global batch in order, equal on every rank: timesteps, mean
+            t, loss, squared_gradient: (G,) of the whole global batch, equal on every rank: timesteps, mean
                 losses as trained, and their squared gradient norms (0 if not measured).
 
         Returns:
@@ -170,6 +170,8 @@ class DiffusionObjective:
         if self.weights.device != device:
             self.schedule = self.schedule.to(device)
             self.loss_weights = self.loss_weights.to(device)
+            if self.perceptual is not None:
+                self.perceptual = replace(self.perceptual, table=self.perceptual.table.to(device))
             self.refresh_weights()
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from megadiff.config.schema import DiffusionConfig
-from megadiff.diffusion.prediction import target_weights
+from megadiff.diffusion.prediction import x0_weights
 from megadiff.diffusion.schedule import NoiseSchedule
 
 # Pictures or latents (B, C, H, W) to features (B, F, h, w).
@@ -59,9 +59,7 @@ def gram(features: Tensor) -> Tensor:
 
 def make_perceptual(config: DiffusionConfig, schedule: NoiseSchedule, features: Features) -> PerceptualLoss:
     """The loss that a config describes, for features of pictures."""
-    alpha, sigma = schedule.alpha, schedule.sigma
-    of_noise, of_x0 = target_weights(config.prediction, alpha, sigma)
-    determinant = of_noise * alpha - of_x0 * sigma
     seen = (schedule.snr > config.perceptual_min_snr).to(torch.float64)
-    table = torch.stack((of_noise / determinant, -sigma / determinant, seen), dim=1)
+    weights = x0_weights(config.prediction, schedule.alpha, schedule.sigma)
+    table = torch.stack((*weights, seen), dim=1)
     return PerceptualLoss(features, config.perceptual_weight, config.gram_weight, table)

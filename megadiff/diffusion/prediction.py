@@ -32,18 +32,15 @@ def target(prediction: str, x0: Tensor, noise: Tensor, alpha: Tensor, sigma: Ten
     return of_noise * noise + of_x0 * x0
 
 
-def x0_weights(prediction: str, alpha: float, sigma: float) -> tuple[float, float]:
-    """Return (p, q) such that p x_t + q output is the predicted x0.
-
-    The map is linear, so its weights are its values at unit inputs.
+def x0_weights(prediction: str, alpha: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (p, q), each like `alpha`, such that p x_t + q output is the predicted x0.
 
     Raises:
-        ConfigError: `to_x0_and_noise` has no answer there.
+        ConfigError: x0 cannot be recovered, or the noise cannot.
     """
-    unit = torch.eye(2, dtype=torch.float64)
-    level = torch.tensor([alpha, sigma], dtype=torch.float64)
-    p, q = to_x0_and_noise(prediction, unit[1], unit[0], level[0], level[1])[0].tolist()
-    return p, q
+    of_noise, of_x0 = target_weights(prediction, alpha, sigma)
+    determinant = _determinant(prediction, of_noise, of_x0, alpha, sigma)
+    return of_noise / determinant, -sigma / determinant
 
 
 def to_x0_and_noise(
@@ -55,8 +52,7 @@ def to_x0_and_noise(
         ConfigError: x0 cannot be recovered (eps at alpha = 0), or the noise cannot (x0 at sigma = 0).
     """
     of_noise, of_x0 = target_weights(prediction, alpha, sigma)
-    determinant = of_noise * alpha - of_x0 * sigma
-    _require_nonzero(determinant, prediction)
+    determinant = _determinant(prediction, of_noise, of_x0, alpha, sigma)
     x0 = output if prediction == "x0" else (of_noise * x_t - sigma * output) / determinant
     noise = output if prediction == "eps" else (alpha * output - of_x0 * x_t) / determinant
     return x0, noise
@@ -86,17 +82,19 @@ def require_invertible(prediction: str, schedule: NoiseSchedule) -> None:
     Raises:
         ConfigError: eps with alpha = 0 (pure noise at the end), or x0 with sigma = 0.
     """
-    zero = torch.zeros_like(schedule.alpha)
-    to_x0_and_noise(prediction, zero, zero, schedule.alpha, schedule.sigma)
+    x0_weights(prediction, schedule.alpha, schedule.sigma)
 
 
-def _require_nonzero(determinant: Tensor, prediction: str) -> None:
+def _determinant(prediction: str, of_noise: Tensor, of_x0: Tensor, alpha: Tensor, sigma: Tensor) -> Tensor:
+    """Of the map from (noise, x0) to (prediction, x_t); refused where it is 0."""
+    determinant = of_noise * alpha - of_x0 * sigma
     if bool((determinant == 0).any()):
         name = "alpha" if prediction == "eps" else "sigma"
         raise ConfigError(
             f"diffusion.prediction = {prediction} cannot be inverted at a timestep with {name} = 0, which "
             "diffusion.schedule and diffusion.zero_terminal_snr give; use diffusion.prediction = v or flow"
         )
+    return determinant
 
 
 def _unknown(prediction: str) -> ConfigError:

@@ -1,16 +1,17 @@
 """AdamW that keeps the moving average of the weights in the same pass over its flat shards."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from megadiff.engine.group_optimizer import GroupOptimizer
 from megadiff.ops.adamw_ema import adamw_ema_
 from megadiff.ops.library import Kernels
 
 
-class AdamWEma(torch.optim.Optimizer):
+class AdamWEma(GroupOptimizer):
     """AdamW (Loshchilov and Hutter 2019) by the fused operator, with the states of torch's AdamW.
 
     Attributes:
@@ -30,19 +31,9 @@ class AdamWEma(torch.optim.Optimizer):
         self.averages: dict[Tensor, Tensor] = {}
         self.ema_weight = 0.0
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step of every parameter that has a gradient.
-
-        Raises:
-            NotImplementedError: with a closure, which would compute the gradients anew.
-        """
-        if closure is not None:
-            raise NotImplementedError("AdamWEma.step takes no closure; compute the gradients before it")
-        for group in self.param_groups:
-            for param in group["params"]:
-                if param.grad is not None:
-                    self._step_parameter(param, param.grad, group)
+    def _step_group(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
+        for param, grad in zip(params, grads, strict=True):
+            self._step_parameter(param, grad, group)
 
     def _step_parameter(self, param: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         state = self.state[param]

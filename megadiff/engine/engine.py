@@ -164,7 +164,7 @@ class Engine:
 
     def _prepare(self, batch: Batch) -> MicroBatch:
         inputs = self.objective.prepare(self._exact(batch.images), batch.labels, batch.sample_ids, self.steps)
-        return MicroBatch(inputs, batch.mask)
+        return MicroBatch(inputs, batch.sample_ids, batch.mask)
 
     def _exact(self, images: Tensor) -> Tensor:
         return images.double() if self.config.train.precision == "fp64" else images
@@ -193,25 +193,22 @@ class Engine:
         return count.clamp(min=1).to(torch.float64 if self.config.train.precision == "fp64" else torch.float32)
 
     def _of_all_samples(self, prepared: Sequence[MicroBatch], losses: Tensor | None, total: Tensor) -> Sequence[Tensor]:
-        """Timestep, share of the mean loss, and squared gradient of that share, for each sample of the global batch.
+        """Timestep, share of the mean loss, and squared gradient of that share (0 if not measured), of each sample.
 
-        The gradient is 0 where it is not measured.
         (3, G) float64, equal on all ranks; one rank of each tensor group of the last stage fills in its samples.
         """
-        share = self.layout.global_batch_size // self.layout.data
-        columns = torch.zeros(3, self.layout.data, share, dtype=torch.float64, device=self.device)
+        columns = torch.zeros(3, self.layout.global_batch_size, dtype=torch.float64, device=self.device)
         gradients = None if self.gradient is None else self.gradient.take()
         if losses is not None and self.grid.tensor.index == 0:
-            mine, t = columns[:, self.grid.data.index], torch.cat([micro.inputs.t for micro in prepared])
-            if len(t) != share:
-                raise ValueError(f"a data rank trains {share} samples a step, but was given {len(t)}")
-            mine[0] = t
-            mine[1] = losses / total
-            if gradients is not None:
-                mine[2] = gradients / total.double().square()
+            shares = (losses / total).double()
+            squared = torch.zeros_like(shares) if gradients is None else gradients / total.double().square()
+            t = torch.cat([micro.inputs.t for micro in prepared]).double()
+            # The positions of a global batch follow each other, so that their remainders are all different.
+            rows = torch.cat([micro.sample_ids for micro in prepared]) % self.layout.global_batch_size
+            columns[:, rows] = torch.stack((t, shares, squared.double()))
         if dist.get_world_size() > 1:
             dist.all_reduce(columns)
-        return columns.flatten(1).unbind()
+        return columns.unbind()
 
     def _choose_clip_norm(self) -> None:
         """The limit of this step's gradient norm, 0 for none; DeepSpeed clips by it where ZeRO shards the optimizer."""

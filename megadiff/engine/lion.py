@@ -1,13 +1,15 @@
 """Lion: the sign of an interpolated momentum, one state a parameter (Chen et al. 2023, algorithm 2)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from megadiff.engine.group_optimizer import GroupOptimizer
 
-class Lion(torch.optim.Optimizer):
+
+class Lion(GroupOptimizer):
     """update = sign(beta1 m + (1 - beta1) g);  w -= lr (update + decay w);  m = beta2 m + (1 - beta2) g.
 
     Every element moves by the learning rate, so that it wants a rate 3 to 10 times below AdamW's and a weight decay as
@@ -17,25 +19,11 @@ class Lion(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Tensor] | Iterable[dict[str, Any]], betas: tuple[float, float]) -> None:
         super().__init__(params, {"lr": 0.0, "betas": betas, "weight_decay": 0.0})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One step of every parameter that has a gradient.
-
-        Raises:
-            NotImplementedError: with a closure, which would compute the gradients anew.
-        """
-        if closure is not None:
-            raise NotImplementedError("Lion.step takes no closure; compute the gradients before it")
-        for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            if params:
-                self._step_group(params, group)
-
-    def _step_group(self, params: list[Tensor], group: dict[str, Any]) -> None:
+    def _step_group(self, params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
         for param in params:
-            self.state[param].setdefault("exp_avg", torch.zeros_like(param))
+            if "exp_avg" not in self.state[param]:
+                self.state[param]["exp_avg"] = torch.zeros_like(param)
         momenta = [self.state[param]["exp_avg"] for param in params]
-        grads = [param.grad for param in params if param.grad is not None]
         beta1, beta2 = group["betas"]
         updates = torch._foreach_lerp(momenta, grads, 1.0 - beta1)
         torch._foreach_sign_(updates)

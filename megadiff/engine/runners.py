@@ -19,9 +19,13 @@ LossArguments = tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, Tensor, Tenso
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """What the network sees and what its answer is compared with; `mask` is (B, 1, H, W) or None."""
+    """What the network sees and what its answer is compared with; `mask` is (B, 1, H, W) or None.
+
+    `sample_ids` (B,) are the samples' positions in the global stream.
+    """
 
     inputs: TrainingInputs
+    sample_ids: Tensor
     mask: Tensor | None
 
 

@@ -10,7 +10,7 @@ from megadiff.checkpoint.folders import find_checkpoint, has_checkpoint
 from megadiff.checkpoint.reader import CheckpointReader
 from megadiff.config.flags import LATEST
 from megadiff.config.layout import resolve_layout
-from megadiff.config.progressive import TrainingStage, training_stages
+from megadiff.config.progressive import TrainingStage, stage_after, training_stages
 from megadiff.config.schema import Config
 from megadiff.data import Batch, BatchLoader, Dataset, open_dataset
 from megadiff.data.augment import Augmentation
@@ -53,7 +53,7 @@ def train(config: Config, run_dir: Path, resume: str | None, process: Process) -
     steps = on_first(lambda: 0 if start is None else _steps_of(start))
     run = _Run(config, folder, dataset, [start] if start else [], last_step, process)
     if steps >= last_step:
-        _train_stage(run, stages[-1], start)  # which finds nothing to do, and says so
+        _train_stage(run, stage_after(config, steps), start)  # which finds nothing to do, and says so
     for stage in stages:
         if steps < min(stage.end_step, last_step):
             start = _train_stage(run, stage, start)

@@ -1,6 +1,7 @@
 """The first half of VGG-19 as a frozen network of features for losses; weights come from torchvision's file."""
 
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError
@@ -24,7 +25,6 @@ _LAYERS: tuple[tuple[int, int, int] | None, ...] = (
 )
 # Of ImageNet in [0, 1], by which torchvision's weights were trained.
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-MIN_SIZE = 4
 
 
 class VggFeatures(nn.Module):
@@ -77,14 +77,9 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"diffusion.vgg_path = {path} is not a file; give torchvision's vgg19 weights")
     try:
         stored = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
-        raise CheckpointError(f"cannot read {path}: {_first_line(error)}; fetch it again") from error
-    except Exception as error:  # torch.load raises pickle's own errors, which are plain exceptions
-        raise CheckpointError(f"cannot read {path} as weights alone: {_first_line(error)}; fetch it again") from error
+    except (SafetensorError, UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise CheckpointError(f"cannot read {path} as weights alone: {line}; fetch it again") from error
     if not isinstance(stored, dict) or not all(isinstance(value, Tensor) for value in stored.values()):
         raise CheckpointError(f"{path} holds no table of tensors; give torchvision's vgg19 weights")
     return stored
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from megadiff.diffusion.prediction import require_invertible, x0_weights
+from megadiff.diffusion.prediction import x0_weights
 from megadiff.diffusion.schedule import NoiseSchedule
 from megadiff.errors import ConfigError
 from megadiff.ops import philox
@@ -77,7 +77,7 @@ def ddim_sample(
     Raises:
         ConfigError: too many steps, or a prediction that cannot be inverted on this schedule.
     """
-    require_invertible(prediction, schedule)
+    of_x_t, of_output = (values.tolist() for values in x0_weights(prediction, schedule.alpha, schedule.sigma))
     # Numbers of the host: no value crosses from the device in the loop.
     alphas, sigmas = schedule.alpha.tolist(), schedule.sigma.tolist()
     timesteps = sampling_timesteps(schedule.num_train_timesteps, steps)
@@ -100,7 +100,7 @@ def ddim_sample(
         x_t, _, _ = solver_step(
             output.to(x_t.dtype),
             x_t,
-            to_m=x0_weights(prediction, alpha, sigma),
+            to_m=(of_x_t[t], of_output[t]),
             next_weights=_next_weights(alpha, sigma, next_alpha, next_sigma, added),
             guidance=None if guidance == 1.0 else guidance,
             clip=1.0 if clip_x0 else 0.0,

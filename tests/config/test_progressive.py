@@ -62,7 +62,7 @@ def test_stages_survive_yaml_and_dictionaries() -> None:
     ("stages", "parts"),
     [
         ([{"untill": 1.0, "input_size": 8}], ("unknown key train.stages[0].untill", "until")),
-        ([{"until": 1.0}], ("train.stages", "[0].input_size")),
+        ([{"until": 1.0}], ("train.stages in --train.stages lacks a key", "[0].input_size")),
         ([{"until": 1.5, "input_size": 8}], ("train.stages[0].until = 1.5", "less than or equal to 1")),
         ([{"until": 1.0, "input_size": 9}], ("train.stages[0]: ", "patch_size = 2", "input_size = 9")),
         (

@@ -1,10 +1,13 @@
 """Lion against the algorithm of its paper, element by element in plain floats."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from megadiff.engine.adamw_ema import AdamWEma
+from megadiff.engine.group_optimizer import GroupOptimizer
 from megadiff.engine.lion import Lion
 
 RATE, DECAY, BETAS = 0.01, 0.3, (0.9, 0.99)
@@ -46,6 +49,7 @@ def test_a_parameter_without_gradient_stays() -> None:
     assert still.tolist() == [1.0, 1.0] and not optimizer.state[still]
 
 
-def test_a_closure_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="closure"):
-        Lion([torch.nn.Parameter(torch.ones(1))], BETAS).step(lambda: 0.0)
+@pytest.mark.parametrize("kind", [Lion, lambda params, betas: AdamWEma(params, betas, 1e-8, "off")])
+def test_a_closure_is_refused(kind: Callable[..., GroupOptimizer]) -> None:
+    with pytest.raises(TypeError, match="closure"):
+        kind([torch.nn.Parameter(torch.ones(1))], BETAS).step(lambda: 0.0)

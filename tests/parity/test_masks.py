@@ -66,6 +66,7 @@ CASES = {
     "1+5": (1, {"accumulation": 2}, [[1, 5]]),
     "3+3": (1, {"accumulation": 2}, [[3, 3]]),
     "dp2": (2, {}, [[3], [3]]),
+    "dp2 uneven": (2, {}, [[2], [4]]),
     "dp2 one by one": (2, {"accumulation": 3}, [[1, 1, 1], [1, 1, 1]]),
     "pp2": (2, {"accumulation": 2, "pipeline": 2}, [[3, 3]]),
     "tp2": (2, {"accumulation": 2, "tensor": 2}, [[1, 5]]),
