@@ -65,8 +65,9 @@ format-check: $(STAMP)
 lint: $(STAMP)  ## ruff's rules
 	$(BIN)/ruff check $(wildcard $(CODE))
 
-types: $(STAMP)  ## mypy over megadiff and launch
+types: $(STAMP)  ## mypy over megadiff, launch and the benchmarks (which run as scripts and import each other)
 	$(BIN)/mypy
+	MYPYPATH=benchmarks $(BIN)/mypy $(wildcard benchmarks/*.py benchmarks/*/*.py)
 
 layering: $(STAMP)  ## imports point down only
 	$(PYTEST) -q tests/test_layering.py

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from report import Row, add_report_arguments, print_rows, write_json
-from torch import Tensor, nn
+from torch import Tensor
 from two_processes import run_on_two
 
 from megadiff.config.layout import Layout, resolve_layout
@@ -27,6 +27,7 @@ from megadiff.engine.build import build_engine, make_objective
 from megadiff.engine.optimizer import make_optimizer
 from megadiff.engine.runners import PipelineLoss
 from megadiff.models import materialize, meta_chain
+from megadiff.models.chain import Chain
 from megadiff.ops.backends import Backends
 from megadiff.parallel.schedules import Schedule
 from megadiff.parallel.simulate import Link, StageCost, simulate
@@ -155,11 +156,11 @@ def measure_alone(config: Config, layout: Layout, repeats: int) -> Alone:
     return Alone(costs, around)
 
 
-def build_stages(config: Config) -> tuple[list[nn.Module], list[StageModule]]:
+def build_stages(config: Config) -> tuple[list[Chain], list[StageModule]]:
     """The layers of every rank, and all stages in the order of the network."""
     layers, train = stage_layers(config), config.train
     backends = Backends(train.attention_backend, train.kernels, train.norm_backend)
-    chains: list[nn.Module] = []
+    chains: list[Chain] = []
     modules: dict[int, StageModule] = {}
     for rank in range(NUM_RANKS):
         own = stages_of_rank(len(layers), NUM_RANKS, rank)
@@ -194,7 +195,7 @@ def pass_seconds(
     return list(zip(forward, reversed(backward), strict=True))
 
 
-def update(config: Config, chain: nn.Module) -> Callable[[], None]:
+def update(config: Config, chain: Chain) -> Callable[[], None]:
     """Clipping and optimizer step of a rank whose gradients are there."""
     optimizer = make_optimizer(config.optimizer, chain)
     parameters = list(chain.parameters())

@@ -150,7 +150,7 @@ def speed_rows(subject: Subject, config: Config, sides: Mapping[str, Step], step
     position = 0
     for turn in range(subject.rounds + 2):
         images, labels = random_batch(config, turn)
-        for name in list(sides) if turn % 2 else list(reversed(sides)):
+        for name in list(sides) if turn % 2 else list(sides)[::-1]:
             started, started_busy = time.perf_counter(), time.process_time()
             for _ in range(steps):
                 sides[name](images, labels, position)
@@ -199,10 +199,11 @@ def activation_row(engine: Engine, peer: nn.Module) -> Row:
         engine.chain((images, t, labels))
     with saved_bytes(peer) as other:
         peer(images, timestep=t, class_labels=labels)
-    mebibytes = [saved.total / 2**20 for saved in (ours, other)]
-    ratio = ours.total / other.total
+    kept, by_peer = ours.total / 2**20, other.total / 2**20
     name = f"activations saved for backward, batch {len(images)}"
-    return Row(name, *mebibytes, "MiB", ratio, must=0.8, aim=0.65, lower_is_better=True, note=SAVED_NOTE)
+    return Row(
+        name, kept, kept_by_peer, "MiB", kept / kept_by_peer, must=0.8, aim=0.65, lower_is_better=True, note=SAVED_NOTE
+    )
 
 
 def traffic_rows() -> Iterator[Row]:

@@ -1,5 +1,7 @@
 """Noising and training target in one pass against eager PyTorch."""
 
+from collections.abc import Sequence
+
 import torch
 from kernel_rows.timing import geometric_mean, interleaved, speed_row
 from report import Row
@@ -18,7 +20,7 @@ def rows(repeats: int, quick: bool, device: str) -> list[Row]:
 
 
 def _row(
-    kind: str, shapes: list[tuple[int, ...]], repeats: int, device: str, must: float | None, aim: float | None
+    kind: str, shapes: Sequence[tuple[int, ...]], repeats: int, device: str, must: float | None, aim: float | None
 ) -> Row:
     pairs = [_times(kind, shape, repeats, device) for shape in shapes]
     ours, other = (geometric_mean(list(times)) for times in zip(*pairs, strict=True))

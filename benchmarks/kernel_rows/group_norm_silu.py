@@ -1,6 +1,6 @@
 """GroupNorm-SiLU against eager PyTorch: time, bytes kept, error; on CUDA the share of copy bandwidth."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +66,7 @@ def _cpu_rows(repeats: int, quick: bool) -> list[Row]:
 def _speed(
     name: str,
     times_of: Callable[[_Inputs, int, str], tuple[float, float]],
-    shapes: list[tuple[int, ...]],
+    shapes: Sequence[tuple[int, ...]],
     channels_last: bool,
     repeats: int,
     must: float | None,

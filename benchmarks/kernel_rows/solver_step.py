@@ -16,9 +16,9 @@ def rows(repeats: int, quick: bool, device: str) -> list[Row]:
     ours, other = (
         geometric_mean(list(times)) for times in zip(*(_times(s, repeats, device) for s in shapes), strict=True)
     )
-    limits = (2.5, 4.0) if device == "cpu" else (None, None)
+    must, aim = (2.5, 4.0) if device == "cpu" else (None, None)
     note = f"guidance and DDIM from a v prediction against eager; geometric mean over {shapes}"
-    return [speed_row("solver_step", ours, other, *limits, note=note)]
+    return [speed_row("solver_step", ours, other, must, aim, note)]
 
 
 def _times(shape: tuple[int, ...], repeats: int, device: str) -> tuple[float, float]:
