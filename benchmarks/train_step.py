@@ -201,9 +201,7 @@ def activation_row(engine: Engine, peer: nn.Module) -> Row:
         peer(images, timestep=t, class_labels=labels)
     kept, by_peer = ours.total / 2**20, other.total / 2**20
     name = f"activations saved for backward, batch {len(images)}"
-    return Row(
-        name, kept, kept_by_peer, "MiB", kept / kept_by_peer, must=0.8, aim=0.65, lower_is_better=True, note=SAVED_NOTE
-    )
+    return Row(name, kept, by_peer, "MiB", kept / by_peer, must=0.8, aim=0.65, lower_is_better=True, note=SAVED_NOTE)
 
 
 def traffic_rows() -> Iterator[Row]:
