@@ -231,7 +231,10 @@ def count_bytes(this: Process, config: Config) -> int:
     engine = build_engine(config, layout, this)
     images, labels = random_batch(config, 0)
     size = layout.micro_batch_size
-    micro_batches = [Batch(images[:size], labels[:size], torch.arange(size), None) for _ in range(layout.accumulation)]
+    mine = torch.arange(size) + size * engine.grid.data.index
+    micro_batches = [
+        Batch(images[mine], labels[mine], mine + size * layout.data * number) for number in range(layout.accumulation)
+    ]
     for _ in range(2):  # a pipeline sends shapes in its first step
         engine.train_step(micro_batches)
     with count_traffic(SCALAR_ELEMENTS) as traffic:
