@@ -208,7 +208,7 @@ def _join_group() -> None:
 
 
 def _forget_job(plain_linear: Callable[..., Any]) -> None:
-    """Ends the job's process groups and undoes what DeepSpeed set in module globals.
+    """Ends the job's engines and process groups and undoes what DeepSpeed set in module globals.
 
     Every group has threads that wake a hundred times a second: those of 25 jobs took a quarter of a core. Without the
     rest DeepSpeed would hand the next engine the former one's groups, and after a job under ZeRO 3 every linear layer
@@ -220,6 +220,11 @@ def _forget_job(plain_linear: Callable[..., Any]) -> None:
     import torch.distributed as dist
     from deepspeed.utils import groups
 
+    from megadiff.engine.engine import Engine
+
+    for item in gc.get_objects():
+        if type(item) is Engine:
+            item.close()
     dist.barrier()  # no process leaves a group in which another still computes
     for group in list(dist.distributed_c10d._world.pg_map):
         if group is not dist.group.WORLD:

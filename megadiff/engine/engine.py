@@ -19,6 +19,7 @@ from megadiff.dist.grid import Grid
 from megadiff.engine.ema import Ema
 from megadiff.engine.optimizer import learning_rate, set_learning_rate
 from megadiff.engine.output_gradient import OutputGradient
+from megadiff.engine.release import release
 from megadiff.engine.runners import MicroBatch, Runner
 from megadiff.models.chain import mix_seed
 from megadiff.models.sizes import output_channels
@@ -130,6 +131,10 @@ class Engine:
             x_t: (B, C, H, W). t: (B,) int64 timesteps. labels: conditions, see `megadiff.diffusion.condition`.
         """
         return predict(self.stage, self.grid, output_channels(self.config.model), x_t, t, labels)
+
+    def close(self) -> None:
+        """Lets go of the network and the optimizer, which DeepSpeed would hold; no step follows."""
+        release(self.deepspeed)
 
     @contextlib.contextmanager
     def averaged_weights(self) -> Iterator[None]:

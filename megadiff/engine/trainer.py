@@ -58,7 +58,7 @@ def train(config: Config, run_dir: Path, resume: str | None, process: Process) -
         if steps < min(stage.end_step, last_step):
             start = _train_stage(run, stage, start)
             steps = min(stage.end_step, last_step)
-            gc.collect()  # hooks tie an engine into cycles, which would keep two stages in memory
+            gc.collect()  # an engine is full of cycles, which would keep two stages in memory
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,11 @@ def _train_stage(run: _Run, stage: TrainingStage, start: Path | None) -> Path | 
     if run.config.train.progressive:
         monitor.tell(f"stage {stage.number}: {config.model.input_size} pixels or latents a side, until step {end}")
     saved = None
-    with contextlib.closing(monitor), contextlib.closing(_steps_of_data(engine, dataset)) as batches:
+    with (
+        contextlib.closing(engine),
+        contextlib.closing(monitor),
+        contextlib.closing(_steps_of_data(engine, dataset)) as batches,
+    ):
         while engine.steps < end:
             monitor.begin_step()
             result = engine.train_step(next(batches))
