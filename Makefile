@@ -75,7 +75,8 @@ layering: $(STAMP)  ## imports point down only
 build: $(STAMP)  ## a wheel in build/dist
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir build/dist .
 
-bench: $(STAMP)  ## every benchmark prints its table
+bench: $(STAMP)  ## every benchmark prints its table (hours)
+	$(BIN)/python benchmarks/fashion_mnist.py
 	for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(CPU_RUN) $(BIN)/python "$$benchmark"; done
 
 clean:  ## remove what was built; runs/ and .venv stay

@@ -13,7 +13,7 @@ from megadiff.config.checks import shown
 from megadiff.config.deepspeed_json import check_deepspeed, check_effect, read_deepspeed_json, take_over
 from megadiff.config.flags import CommandLine, read_command_line
 from megadiff.config.keys import FIELDS, check_names, flatten, nearest, nest
-from megadiff.config.presets import preset_values
+from megadiff.config.presets import PRESETS, preset_values
 from megadiff.config.schema import Config, ProgressiveStage
 from megadiff.config.validate import validate
 from megadiff.config.yaml_text import dump_yaml, read_yaml
@@ -110,7 +110,7 @@ def _build(line: CommandLine) -> Config:
     check_names(nest(line.settings), _COMMAND_LINE)
     json_content, json_name = _deepspeed_content(line, from_file, file_name)
     given = _merge(from_file, file_name, line)
-    _refuse_undone_preset(given, line)
+    _refuse_undone_presets(given, line)
     check_deepspeed(json_content, json_name)
     settings, passed = take_over(json_content, json_name, given.values, given.sources)
     sources = given.sources | {key: json_name for key in settings}
@@ -157,26 +157,27 @@ def _merge(from_file: dict[str, Any], file_name: str, line: CommandLine) -> _Giv
     return _Given(values, sources)
 
 
-def _refuse_undone_preset(given: _Given, line: CommandLine) -> None:
-    """Refuse `--model.preset X` where the file writes another network or size out: explicit keys win over a preset."""
-    if line.settings.get("model.preset") is None:
-        return
-    preset = preset_values(line.settings["model.preset"])
-    for name in ("name", *_SIZE_FIELDS[preset["name"]]):
-        key = f"model.{name}"
-        value, expected = given.values.get(key), shown(preset.get(name, FIELDS[key].default))
-        if key in given.values and key not in line.settings and value != expected:
-            raise ConfigError(
-                f"{key} = {value} in {given.sources[key]} would undo {line.flags['model.preset']} "
-                f"{line.settings['model.preset']}, which has {expected}; remove it from the file or give --{key}"
-            )
+def _refuse_undone_presets(given: _Given, line: CommandLine) -> None:
+    """Refuse `--model.preset X` where the file writes other values than X's out: explicit keys win over a preset."""
+    for section in PRESETS:
+        chosen = f"{section}.preset"
+        if line.settings.get(chosen) is None:
+            continue
+        preset = preset_values(line.settings[chosen], section)
+        fields = ("name", *_SIZE_FIELDS[preset["name"]]) if section == "model" else tuple(preset)
+        for name in fields:
+            key = f"{section}.{name}"
+            value, expected = given.values.get(key), shown(preset.get(name, FIELDS[key].default))
+            if key in given.values and key not in line.settings and value != expected:
+                raise ConfigError(
+                    f"{key} = {value} in {given.sources[key]} would undo {line.flags[chosen]} "
+                    f"{line.settings[chosen]}, which has {expected}; remove it from the file or give --{key}"
+                )
 
 
 def _complete(values: dict[str, Any], sources: Mapping[str, str], source: str) -> Config:
-    """Expand the preset, resolve the ZeRO stage, check types and the rules between settings."""
-    model = values.get("model", {})
-    if model.get("preset") is not None:
-        values = {**values, "model": {**preset_values(model["preset"]), **model}}
+    """Expand the presets, resolve the ZeRO stage, check types and the rules between settings."""
+    values = {**values, **{section: _expanded(section, values.get(section, {})) for section in PRESETS}}
     parallel = values.get("parallel", {})
     if parallel.get("zero_stage") is None:
         # Half precision needs the float32 masters of a sharded optimizer; stage 1 costs nothing on one rank.
@@ -191,6 +192,16 @@ def _complete(values: dict[str, Any], sources: Mapping[str, str], source: str) -
     validate(config)
     check_effect(config)
     return config
+
+
+def _expanded(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a section with those of its preset, if it names one."""
+    if given.get("preset") is None:
+        return dict(given)
+    preset = dict(preset_values(given["preset"], section))
+    if "warmup_steps" in given:  # says the same in another unit
+        preset.pop("warmup_epochs", None)
+    return preset | dict(given)
 
 
 def _type_error(detail: ErrorDetails, sources: Mapping[str, str], source: str) -> ConfigError:

@@ -131,16 +131,26 @@ MODEL_PRESETS: dict[str, dict[str, Any]] = {
     **_UNETS,
 }
 
+# Rates that go with a batch size, and those of a small batch of pictures of 256 or 512 pixels.
+OPTIMIZER_PRESETS: dict[str, dict[str, Any]] = {
+    "batch-256": {"lr": 1e-4, "warmup_epochs": 5.0},
+    "batch-512": {"lr": 5e-5, "warmup_epochs": 3.0},
+    "small-batch": {"name": "adamw", "lr": 3e-5, "betas": (0.9, 0.99), "lr_schedule": "cosine"},
+}
 
-def preset_values(name: object) -> dict[str, Any]:
-    """Return the model fields that a preset sets.
+# What `preset` names in each section that has one.
+PRESETS = {"model": MODEL_PRESETS, "optimizer": OPTIMIZER_PRESETS}
+
+
+def preset_values(name: object, section: str = "model") -> dict[str, Any]:
+    """Return the fields of a section that a preset sets.
 
     Raises:
         ConfigError: no preset has this name.
     """
-    if isinstance(name, str) and name in MODEL_PRESETS:
-        return MODEL_PRESETS[name]
+    presets = PRESETS[section]
+    if isinstance(name, str) and name in presets:
+        return presets[name]
     raise ConfigError(
-        f"model.preset = {name!r} is not known; {nearest(str(name), MODEL_PRESETS)}"
-        f"the presets are {', '.join(MODEL_PRESETS)}"
+        f"{section}.preset = {name!r} is not known; {nearest(str(name), presets)}the presets are {', '.join(presets)}"
     )

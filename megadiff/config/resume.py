@@ -13,7 +13,9 @@ _FIXED_SECTIONS = ("model", "diffusion", "data")
 # compared by fingerprint), and prefetching has no influence on the numbers.
 _FREE = frozenset({"model.preset", "data.path", "data.prefetch_batches", "diffusion.vgg_path", "diffusion.vae_path"})
 # The layout: any checkpoint continues on any of them, so a change is not worth a line.
-_SILENT = frozenset({"train.micro_batch_size", "train.gradient_accumulation_steps", "data.prefetch_batches"})
+_SILENT = frozenset(
+    {"train.micro_batch_size", "train.gradient_accumulation_steps", "data.prefetch_batches", "optimizer.preset"}
+)
 _SILENT_SECTIONS = ("parallel",)
 _NOT_SET = "not set"
 

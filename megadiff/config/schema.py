@@ -184,11 +184,13 @@ class TrainConfig(Section):
 class OptimizerConfig(Section):
     """The optimizer, its learning-rate schedule in optimizer steps, and the clipping of the global norm.
 
+    `preset` fills the fields that are not given. `warmup_epochs` above 0 is the warm-up in passes over the data.
     The rate of the last `final_fraction` of the steps is multiplied with `final_lr_ratio`. `path_lr_ratios` multiply
     that of a UNet's way down (with the embeddings), middle and way up. Clipping happens at every `clip_every_steps`-th
     step; anything above 1 lets large gradients through between.
     """
 
+    preset: str | None = None
     name: Literal["adamw", "adamw_ema", "apex_fused_adam", "lion", "sgd"] = "adamw"
     lr: float = Field(1e-4, ge=0)
     betas: Betas = (0.9, 0.999)
@@ -199,6 +201,7 @@ class OptimizerConfig(Section):
     clip_every_steps: int = Field(1, gt=0)
     lr_schedule: Literal["cosine", "constant"] = "cosine"
     warmup_steps: int = Field(100, ge=0)
+    warmup_epochs: float = Field(0.0, ge=0)
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     final_fraction: float = Field(0.0, ge=0, le=1)
     final_lr_ratio: float = Field(0.1, ge=0, le=1)

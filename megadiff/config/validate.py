@@ -1,7 +1,7 @@
 """Rules between settings. Each check is one function in a table and raises one sentence with values and remedy."""
 
 from megadiff.config.checks import Check, Idle, refuse_idle, shown
-from megadiff.config.schema import Config, DataConfig
+from megadiff.config.schema import Config, DataConfig, OptimizerConfig
 from megadiff.config.validate_diffusion import DIFFUSION_CHECKS
 from megadiff.config.validate_models import MODEL_CHECKS
 from megadiff.config.validate_parallel import PARALLEL_CHECKS
@@ -68,7 +68,15 @@ def _balance_needs_classes(config: Config) -> None:
         )
 
 
+def _warmup_has_one_unit(config: Config) -> None:
+    steps, epochs = config.optimizer.warmup_steps, config.optimizer.warmup_epochs
+    if epochs > 0 and steps != OptimizerConfig().warmup_steps:
+        raise ConfigError(f"optimizer.warmup_steps = {steps} and optimizer.warmup_epochs = {epochs} differ; give one")
+
+
 def _warmup_ends_before_run(config: Config) -> None:
+    if config.optimizer.warmup_epochs > 0:
+        return  # known with the data: see warmup.py
     warmup, steps = config.optimizer.warmup_steps, config.train.steps
     if warmup >= steps:
         raise ConfigError(
@@ -175,6 +183,7 @@ CHECKS: tuple[Check, ...] = (
     _augmentation_has_meaning,
     _jitter_needs_colours,
     _balance_needs_classes,
+    _warmup_has_one_unit,
     _warmup_ends_before_run,
     _stop_within_horizon,
     _flash_needs_half,

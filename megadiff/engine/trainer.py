@@ -12,6 +12,7 @@ from megadiff.config.flags import LATEST
 from megadiff.config.layout import resolve_layout
 from megadiff.config.progressive import TrainingStage, stage_after, training_stages
 from megadiff.config.schema import Config
+from megadiff.config.warmup import with_warmup_steps
 from megadiff.data import Batch, BatchLoader, Dataset, open_dataset
 from megadiff.data.augment import Augmentation
 from megadiff.data.order import check_enough_samples
@@ -41,12 +42,13 @@ def train(config: Config, run_dir: Path, resume: str | None, process: Process) -
     Raises:
         MegadiffError: anything that the user can mend, on every rank.
     """
-    stages = training_stages(config)
-    for stage in stages:
+    for stage in training_stages(config):
         resolve_layout(stage.config, process.world_size)
     sampling_timesteps(config.diffusion.num_train_timesteps, config.sampling.steps)
     folder = RunFolder(run_dir)
     dataset = together(lambda: open_dataset(config))
+    config = with_warmup_steps(config, len(dataset))
+    stages = training_stages(config)
     check_enough_samples(len(dataset), max(stage.config.train.global_batch_size for stage in stages))
     start = on_first(lambda: _starting_point(folder, resume))
     last_step = min(config.train.steps, config.train.stop_at_step or config.train.steps)

@@ -54,6 +54,13 @@ BROKEN: Cases = {
             {"model.in_channels": 3},
         )
     ],
+    "_warmup_has_one_unit": [
+        (
+            {"optimizer.warmup_epochs": 2.0, "optimizer.warmup_steps": 7},
+            ("warmup_steps = 7", "warmup_epochs = 2.0"),
+            {"optimizer.warmup_steps": 100},
+        )
+    ],
     "_warmup_ends_before_run": [({"train.steps": 100}, ("= 100", "at most 99"), {"optimizer.warmup_steps": 99})],
     "_stop_within_horizon": [
         ({"train.stop_at_step": 1001}, ("1001", "1000"), {"train.stop_at_step": 1000}),

@@ -192,6 +192,9 @@ ROWS: dict[str, Row] = {
     "optimizer.path_lr_ratios": Row([1.0, 0.5, 0.2], probes.path_updates, UNET),
     "optimizer.lr_schedule": Row("constant", probes.rates),
     "optimizer.warmup_steps": Row(6, probes.rates),
+    "optimizer.warmup_epochs": Row(
+        2.0, probes.trained, {"optimizer.warmup_steps": 100, "train.steps": 120, "train.stop_at_step": 3}
+    ),
     "optimizer.min_lr_ratio": Row(0.5, probes.rates),
     "ema.enabled": Row(False, probes.run, SHORT),
     "ema.decay": Row(0.5, probes.decays),
@@ -213,7 +216,7 @@ ROWS: dict[str, Row] = {
 
 
 # What one row with the tiny network cannot show has a test of its own below.
-OTHERS = {"model.preset", "train.seed"}
+OTHERS = {"model.preset", "optimizer.preset", "train.seed"}
 
 
 @pytest.fixture(scope="module")
