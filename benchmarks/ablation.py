@@ -52,7 +52,7 @@ class Budget:
     effort: Effort
 
 
-FULL = Budget(1200, 32, 12, 3, 3, 1500, Effort(pictures=256, samples=512, real=4096))
+FULL = Budget(720, 32, 8, 2, 3, 1500, Effort(pictures=128, samples=256, real=4096))
 QUICK = Budget(60, 16, 4, 4, 1, 60, Effort(pictures=32, samples=64, real=128))
 
 
@@ -146,7 +146,7 @@ class Experiment:
             "optimizer.warmup_steps": max(1, steps // 20),
             "checkpoint.save_every_steps": max(1, steps // self.budget.num_points),
             "checkpoint.keep_last": 0,
-            "sampling.steps": 20,
+            "sampling.steps": 15,
             "monitor.sample_every_steps": 0,
             "monitor.tensorboard": False,
         }

@@ -1,4 +1,4 @@
-"""The two sets of pictures that the recipes are compared on, each with a network of a size that suits it."""
+"""The two sets of pictures that the recipes are compared on, and the small network that learns them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,13 +14,14 @@ from megadiff.data.fashion_mnist import FashionMnist
 from megadiff.errors import DataError
 from megadiff.sampling.images import save_png
 
-_CLASSIFIER_PICTURES = 20_000
+SIZE = 16  # pixels a side
+_CLASSIFIER_PICTURES, _HELD_OUT_PICTURES = 20_000, 10_000
 _LEAST_PICTURES = 10  # to train on, of a class of emoji
 
 
 @dataclass(frozen=True)
 class Subject:
-    """Pictures and the network that learns them: a DiT with long skips, so that skips can be a row.
+    """Pictures and the network that learns them: a UNet, so that its skips can be a row.
 
     Attributes:
         settings: of the run, by dotted key.
@@ -46,17 +47,18 @@ def fashion_mnist(folder: Path, _: Path) -> Subject:
             f"{folder} does not hold Fashion-MNIST; run `python benchmarks/fashion_mnist.py` once, or use --data emoji"
         )
     settings = {
-        **_network(28, 4, channels=1, classes=10),
+        **_network(SIZE, channels=1, classes=10),
         "data.name": "fashion_mnist",
         "data.path": str(folder),
     }
-    training = _load(FashionMnist(folder, 28, 1), _CLASSIFIER_PICTURES)
-    return Subject(settings, _stages(12, 20, 28), training, _load(FashionMnist(folder, 28, 1, split="t10k"), 10_000))
+    training = _load(FashionMnist(folder, SIZE, 1), _CLASSIFIER_PICTURES)
+    held_out = _load(FashionMnist(folder, SIZE, 1, split="t10k"), _HELD_OUT_PICTURES)
+    return Subject(settings, _stages(), training, held_out)
 
 
 def emoji(_: Path, work_dir: Path) -> Subject:
     """The embedded colour pictures in Unicode's larger classes; one in ten is held out, the others go into a folder."""
-    training, held_out = split(open_pictures(16), 0)
+    training, held_out = split(open_pictures(SIZE), 0)
     large = (training.labels.bincount() >= _LEAST_PICTURES).nonzero().flatten()
     training, held_out = _of_classes(training, large), _of_classes(held_out, large)
     folder = work_dir / "emoji"
@@ -65,29 +67,30 @@ def emoji(_: Path, work_dir: Path) -> Subject:
         if not path.exists():
             save_png(image, path)
     settings = {
-        **_network(16, 2, channels=3, classes=len(large)),
+        **_network(SIZE, channels=3, classes=len(large)),
         "data.name": "image_folder",
         "data.path": str(folder),
     }
-    return Subject(settings, _stages(8, 12, 16), training, held_out)
+    return Subject(settings, _stages(), training, held_out)
 
 
-def _network(size: int, patch: int, channels: int, classes: int) -> dict[str, Any]:
+def _network(size: int, channels: int, classes: int) -> dict[str, Any]:
     return {
-        "model.name": "dit",
+        "model.name": "unet",
         "model.input_size": size,
-        "model.patch_size": patch,
         "model.in_channels": channels,
         "model.num_classes": classes,
-        "model.hidden_size": 64,
-        "model.num_layers": 5,
-        "model.num_heads": 4,
-        "model.long_skips": True,
+        "model.block_out_channels": (16, 32),
+        "model.layers_per_block": 1,
+        "model.attention_head_dim": 16,
+        "model.norm_num_groups": 8,
     }
 
 
-def _stages(*sizes: int) -> list[dict[str, Any]]:
-    return [{"until": until, "input_size": size} for until, size in zip((0.4, 0.7, 1.0), sizes, strict=True)]
+def _stages() -> list[dict[str, Any]]:
+    return [
+        {"until": until, "input_size": size} for until, size in ((0.4, SIZE // 2), (0.7, 3 * SIZE // 4), (1.0, SIZE))
+    ]
 
 
 def _of_classes(pictures: Pictures, classes: Tensor) -> Pictures:
