@@ -1,7 +1,6 @@
 """One run of a recipe through the real trainer, judged at its checkpoints."""
 
 import contextlib
-import gc
 import itertools
 import json
 import math
@@ -100,12 +99,11 @@ def run(task: Task) -> Curve:
     partial = file.with_suffix(".partial")
     partial.write_text(content + "\n", encoding="utf-8")
     os.replace(partial, file)
-    gc.collect()
     return Curve(task.recipe, task.config.train.seed, points)
 
 
 def _judge(task: Task, folder: RunFolder) -> list[Point]:
-    seconds = _seconds_of_steps(folder)
+    seconds = _seconds_of_steps(folder, task.config.train.global_batch_size)
     checkpoints = sorted(path for path in folder.checkpoints.iterdir() if path.is_dir() and not path.is_symlink())
     points = []
     for number, checkpoint in enumerate(checkpoints, start=1):
@@ -124,12 +122,10 @@ def _judge(task: Task, folder: RunFolder) -> list[Point]:
     return points
 
 
-def _seconds_of_steps(folder: RunFolder) -> list[float]:
-    """Time until the end of each step, from the log. Each run has batches of one size."""
+def _seconds_of_steps(folder: RunFolder, batch_size: int) -> list[float]:
+    """Time until the end of each step, from the log; all stages have batches of one size."""
     lines = [json.loads(line) for line in folder.log.read_text(encoding="utf-8").splitlines()]
-    with CheckpointReader(next(path for path in folder.checkpoints.iterdir() if path.is_dir())) as reader:
-        size = reader.config().train.global_batch_size
-    return list(itertools.accumulate(size / line["samples_per_s"] for line in lines))
+    return list(itertools.accumulate(batch_size / line["samples_per_s"] for line in lines))
 
 
 def reached(

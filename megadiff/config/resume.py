@@ -12,7 +12,7 @@ _FIXED_SECTIONS = ("model", "diffusion", "data")
 # ... except these: the preset's name says nothing that its values do not, files may have moved (the data's content is
 # compared by fingerprint), and prefetching has no influence on the numbers.
 _FREE = frozenset({"model.preset", "data.path", "data.prefetch_batches", "diffusion.vgg_path", "diffusion.vae_path"})
-# The layout: any checkpoint continues on any of them, so a change is not worth a line.
+# The layout, on any of which a checkpoint continues, is not worth a line; nor is a name whose values are told.
 _SILENT = frozenset(
     {"train.micro_batch_size", "train.gradient_accumulation_steps", "data.prefetch_batches", "optimizer.preset"}
 )
