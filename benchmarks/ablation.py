@@ -3,8 +3,9 @@
 Every run goes through the real trainer and is judged at its checkpoints, on pictures that no run sees: by its
 errors at fixed noise levels (see ablations/judge.py) and by the Frechet and kernel distance of its samples in the
 features of a small classifier. "Steps fewer" is the plain recipe's number of steps by the steps until its final
-value is reached. The last row puts together what helped. Runs that were finished are not repeated if the benchmark is
-started again with the same settings. The table is printed whatever it says.
+value is reached. The last row puts together what helped, by trial: the best row, then each next one that makes the
+whole faster. Runs that were finished are not repeated if the benchmark is started again with the same settings. The
+table is printed whatever it says.
 """
 
 import argparse
@@ -74,15 +75,21 @@ def main() -> None:
         sys.exit(f"--recipes {unknown[0]} is unknown; use some of {', '.join(rows)}")
     experiment = Experiment(subject, budget, work_dir, arguments.jobs)
     curves = experiment.curves({name: rows[name] for name in chosen})
-    together, names = combine(rows, gains_in_steps(curves), experiment.is_allowed)
-    if len(names) > 1:
-        curves |= experiment.curves({ALL_THAT_HELPED: together})
+
+    def measure(names: list[str], settings: Settings) -> float:
+        trial = " + ".join(names)
+        curves.update(experiment.curves({trial: settings}))
+        return gains_in_steps(curves)[trial]
+
+    names = combine(rows, gains_in_steps(curves), experiment.is_allowed, measure)
+    if names:
+        curves[ALL_THAT_HELPED] = curves.pop(" + ".join(names)) if len(names) > 1 else curves[names[0]]
     title = (
         f"{data}, {budget.steps} steps of {budget.batch_size}, {budget.seeds} seed{'s' * (budget.seeds > 1)}; "
         f"{date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
     )
     print(f"{title}\n\n{table(curves)}\n")
-    print(f"All that helped: {', '.join(names) if len(names) > 1 else 'fewer than two rows, so nothing to combine'}.")
+    print(f"All that helped: {', '.join(names) or 'nothing'}. Rows of several names are trials on the way.")
     print(PUBLISHED)
     draw(curves, title, arguments.picture or work_dir / "curves.png")
     print(f"curves        {arguments.picture or work_dir / 'curves.png'}")

@@ -1,6 +1,6 @@
 """What is compared: the plain recipe, and one change to it a row. A recipe is the settings in which it differs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -46,25 +46,41 @@ def recipes(stages: list[dict[str, Any]]) -> dict[str, Settings]:
     }
 
 
+def merged(rows: Mapping[str, Settings], names: Sequence[str]) -> Settings | None:
+    """The settings of several rows together; None where two want different values of one setting."""
+    together: dict[str, Any] = {}
+    for name in names:
+        if any(together.get(key, value) != value for key, value in rows[name].items()):
+            return None
+        together |= rows[name]
+    return together
+
+
 def combine(
-    rows: Mapping[str, Settings], gains: Mapping[str, float], is_allowed: Callable[[Settings], bool]
-) -> tuple[Settings, list[str]]:
-    """Put together what helped, the best first; of rows that want different values of one setting the better stays.
+    rows: Mapping[str, Settings],
+    gains: Mapping[str, float],
+    is_allowed: Callable[[Settings], bool],
+    measure: Callable[[list[str], Settings], float],
+) -> list[str]:
+    """Put together what helps, by trial: the best row, then the next best, each kept if the whole is faster with it.
 
     Args:
         rows: settings by recipe.
-        gains: how many times fewer steps each takes than the plain one; those below HELPS_FROM are left out.
+        gains: how many times fewer steps each takes than the plain one; those below HELPS_FROM are not tried.
         is_allowed: whether a run may have these settings together.
+        measure: trains with the settings of several rows and returns their gain together.
 
     Returns:
-        The settings together, and the names of the rows that are in them.
+        The names of the rows that stayed, none if no row helps.
     """
-    together: dict[str, Any] = {}
     names: list[str] = []
-    for name in sorted(gains, key=lambda name: -gains[name]):
-        settings = rows[name]
-        agrees = all(together.get(key, value) == value for key, value in settings.items())
-        if gains[name] >= HELPS_FROM and agrees and is_allowed({**together, **settings}):
-            together |= settings
-            names.append(name)
-    return together, names
+    best = HELPS_FROM
+    for name in sorted((name for name in gains if gains[name] >= HELPS_FROM), key=lambda name: -gains[name]):
+        trial = [*names, name]
+        together = merged(rows, trial)
+        if together is None or not is_allowed(together):
+            continue
+        reached = measure(trial, together) if names else gains[name]
+        if reached >= best:
+            names, best = trial, reached
+    return names

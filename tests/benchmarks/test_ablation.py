@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from ablations.judge import Effort, FeatureNet, Judge, timesteps_of_levels
-from ablations.recipes import PLAIN, combine
+from ablations.recipes import PLAIN, Settings, combine
 from ablations.runs import Curve, Point, reached
 from ablations.tables import gain, gains_in_steps, loss_of, step_of, table
 from pictures import Pictures
@@ -48,18 +48,35 @@ def test_gains_are_of_the_same_seed_and_medians() -> None:
     assert len(printed) == 4 and printed[3].startswith("| fast | 1.50x (0.00 to 1.50) |")
 
 
-def test_what_helped_is_put_together_best_first() -> None:
+def test_what_helps_is_put_together_by_trial() -> None:
     rows = {
         "cosine": {"schedule": "cosine"},
         "flow": {"schedule": "flow", "prediction": "flow"},
         "v": {"prediction": "v"},
         "lion": {"name": "lion"},
         "adaptive": {"sampling": "adaptive"},
+        "gated": {"skip": "gated"},
+        "final": {"final_fraction": 0.1},
     }
-    gains = {"cosine": 1.2, "flow": 1.5, "v": 3.0, "lion": 1.01, "adaptive": 1.1}
-    together, names = combine(rows, gains, lambda settings: "sampling" not in settings)
-    assert names == ["v", "cosine"], "flow wants another prediction, lion is within the noise, adaptive is refused"
-    assert together == {"prediction": "v", "schedule": "cosine"}
+    gains = {"cosine": 1.2, "flow": 1.5, "v": 3.0, "lion": 1.01, "adaptive": 1.1, "gated": 1.3, "final": 1.06}
+    trials = []
+
+    def measure(names: list[str], settings: Settings) -> float:
+        trials.append((names, dict(settings)))
+        return {"gated": 2.0, "cosine": 4.0, "final": 4.5}[names[-1]]
+
+    names = combine(rows, gains, lambda settings: "sampling" not in settings, measure)
+    assert names == ["v", "cosine", "final"], "flow wants another prediction, lion is within the noise"
+    assert [tried for tried, _ in trials] == [["v", "gated"], ["v", "cosine"], ["v", "cosine", "final"]]
+    assert trials[-1][1] == {"prediction": "v", "schedule": "cosine", "final_fraction": 0.1}
+
+
+def test_nothing_is_put_together_where_nothing_helps() -> None:
+    def measure(names: list[str], settings: Settings) -> float:
+        raise AssertionError("no trial is needed")
+
+    assert combine({"lion": {"name": "lion"}}, {"lion": 1.01}, lambda settings: True, measure) == []
+    assert combine({"lion": {"name": "lion"}}, {"lion": 1.5}, lambda settings: True, measure) == ["lion"]
 
 
 @pytest.mark.parametrize("name", ["linear", "cosine", "hybrid", "flow"])
