@@ -1,25 +1,43 @@
-"""`megadiff sample`: pictures of chosen classes or texts from a run's weights, on one process or any layout."""
+"""`megadiff sample`: pictures of chosen classes or texts, or of a list, from a run's weights, on any layout."""
 
 import argparse
-import difflib
-import json
+import hashlib
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from megadiff.config.schema import Config, ModelConfig
-from megadiff.dist.launcher import launched_world_size, print_first
+from megadiff.config.schema import Config
+from megadiff.dist.launcher import launched_rank, launched_world_size, print_first
 from megadiff.errors import ConfigError, DataError
+
+if TYPE_CHECKING:  # torch stays away until the arguments are checked
+    from megadiff.engine.conditions import Conditions
 
 _EPILOG = """examples:
   python launch/sample.py --checkpoint runs/demo --class clock --num-images 16 --seed 1
   python launch/sample.py --checkpoint runs/demo --num-images 4              # four of every class
+  python launch/sample.py --checkpoint runs/demo --solver dpmpp_2m --steps 12
   torchrun --nproc_per_node 2 launch/sample.py --checkpoint runs/demo --tensor-model-parallel-size 2
+  torchrun --nproc_per_node 2 launch/sample.py --checkpoint runs/demo --requests list.jsonl   # goes on if run again
 """
+_NUM_IMAGES = 4
+# Flags that stand for the settings of SamplingConfig with their names.
+_SAMPLING: dict[str, dict[str, Any]] = {
+    "solver": {"help": "ddim, ddpm, euler, heun, unipc, dpmpp_2m and others, see docs/sampling.md"},
+    "steps": {"type": int, "help": "noise levels, at each of which the network is called once, by heun twice"},
+    "timestep_spacing": {"metavar": "NAME", "help": "trailing, leading, linspace, karras or exponential"},
+    "flow_shift": {"type": float, "help": "above 1 spends more steps at high noise"},
+    "guidance": {"type": float, "help": "classifier-free guidance; 1 is none"},
+    "guidance_interval": {"type": float, "nargs": 2, "metavar": ("LOW", "HIGH"), "help": "times at which it acts"},
+    "guidance_rescale": {"type": float, "help": "0 to 1: mends the contrast that guidance adds"},
+    "eta": {"type": float, "help": "0 is deterministic DDIM, 1 is ancestral"},
+}
 
 
 def main(argv: Sequence[str]) -> None:
-    """Runs the command on every rank that the launcher started; rank 0 writes.
+    """Runs the command on every rank that the launcher started; each writes its pictures of a list, else rank 0 all.
 
     Args:
         argv: the arguments, without the program's name.
@@ -32,22 +50,80 @@ def main(argv: Sequence[str]) -> None:
     from megadiff.checkpoint.folders import find_checkpoint
     from megadiff.checkpoint.reader import CheckpointReader
     from megadiff.dist import process
-    from megadiff.engine.inference import Network
-    from megadiff.sampling.generate import ImageRequest
+    from megadiff.engine.conditions import conditions_of
 
     folder = find_checkpoint(arguments.checkpoint)
     with CheckpointReader(folder) as reader:
         config = _settings(reader.config(), arguments)
     _check_pictures(config)
-    rows = _rows(config.model, folder, arguments)
-    conditions = [condition for _, condition in rows for _ in range(arguments.num_images)]
+    conditions = conditions_of(config.model, folder, arguments.condition)
+    make = _make_requests if arguments.requests else _make_grid
+    make(arguments, config, folder, conditions)
+    process.stop()
+
+
+def _make_grid(arguments: argparse.Namespace, config: Config, folder: Path, conditions: "Conditions") -> None:
+    """As many pictures of each chosen condition as are asked for, in files and in one grid."""
+    from megadiff.dist import process
+    from megadiff.engine.inference import Network
+    from megadiff.sampling.generate import ImageRequest
+    from megadiff.sampling.images import grid, save_png
+
+    if arguments.classes and conditions.kind != "class":
+        raise ConfigError(f"--class has no meaning for a network with model.condition = {conditions.kind}; remove it")
+    rows = [conditions.number(text, "--class") for text in arguments.classes] or range(len(conditions.names))
+    columns, seed = arguments.num_images or _NUM_IMAGES, arguments.seed or 0
+    shown = [row for row in rows for _ in range(columns)]
     here = process.start(config.parallel.timeout_seconds)
     network = Network(config, folder, arguments.weights, here)
-    request = ImageRequest(conditions, range(len(conditions)), arguments.seed, arguments.batch_size)
-    images = network.generate(request)
-    if here.is_first:
-        _write(images, [name for name, _ in rows for _ in range(arguments.num_images)], arguments)
-    process.stop()
+    wanted = ImageRequest([conditions.values[row] for row in shown], range(len(shown)), seed, arguments.batch_size)
+    images = network.generate(wanted)
+    if not here.is_first:
+        return
+    output: Path = arguments.output or arguments.checkpoint / f"samples_seed_{seed}"
+    for index, (image, row) in enumerate(zip(images, shown, strict=True)):
+        name = conditions.names[row].replace("/", "_").replace(" ", "_")
+        save_png(image, output / f"{index:05d}_{name}.png")
+    save_png(grid(images, columns), output / "grid.png")
+    print_first(f"wrote {len(images)} images and {output / 'grid.png'}")
+
+
+def _make_requests(arguments: argparse.Namespace, config: Config, folder: Path, conditions: "Conditions") -> None:
+    """The pictures of a list; its bad lines are told first, and end the command with an error after the good ones."""
+    from megadiff.checkpoint.index import INDEX_NAME
+    from megadiff.dist import process
+    from megadiff.engine.inference import Network
+    from megadiff.engine.queue import Queue, run_queue
+    from megadiff.sampling.requests import read_requests
+
+    lines, bad = read_requests(arguments.requests, config, conditions.take)
+    if launched_rank() == 0:
+        for line in bad:
+            print(f"{arguments.requests} {line}", file=sys.stderr, flush=True)
+    here = process.start(config.parallel.timeout_seconds)
+    on_cpu = here.device.type == "cpu"
+    for name, idle in (("streams", 1), ("empty_cache_every", 0)):
+        if on_cpu and getattr(arguments, name) != idle:
+            raise ConfigError(f"{_flag(name)} has no effect on a CPU; remove it")
+    network = Network(config, folder, arguments.weights, here)
+    weights = hashlib.sha256((folder / INDEX_NAME).read_bytes()).hexdigest()[:16]
+    source = {"checkpoint": f"{arguments.checkpoint.resolve().name}/{folder.name}", "index_sha256": weights}
+    output: Path = arguments.output or arguments.checkpoint / arguments.requests.stem
+    queue = Queue(
+        output,
+        source | {"weights": arguments.weights},
+        arguments.batch_size,
+        arguments.streams,
+        arguments.empty_cache_every,
+    )
+    started = time.perf_counter()
+    made = run_queue(network, queue, lines)
+    seconds = time.perf_counter() - started
+    print_first(
+        f"made {made} images in {seconds:.1f} s ({made / seconds:.2f} images/s), {len(lines) - made} were in {output}"
+    )
+    if bad:
+        raise DataError(f"{len(bad)} of {len(bad) + len(lines)} lines of {arguments.requests} were left out, see above")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,14 +137,17 @@ def _parser() -> argparse.ArgumentParser:
     add("--checkpoint", type=Path, required=True, help="a run folder (its latest checkpoint) or a checkpoint folder")
     add("--class", dest="classes", action="append", default=[], help="name or number; repeatable; default all")
     add("--condition", type=Path, help="safetensors file of texts: tokens (N, L, E), and pooled (N, P) if read")
-    add("--num-images", type=int, default=4, help="images of each class or text (default 4)")
-    add("--seed", type=int, default=0, help="image k of a seed is the same picture on any layout (default 0)")
-    add("--output", type=Path, help="folder for the PNG files; default samples_seed_N beside the checkpoints")
+    add("--num-images", type=int, help=f"images of each class or text (default {_NUM_IMAGES})")
+    add("--seed", type=int, help="image k of a seed is the same picture on any layout (default 0)")
+    add("--requests", type=Path, help="instead: a list of pictures to make, one JSON object a line")
+    add("--output", type=Path, help="folder for the PNG files; default in the run folder, named after seed or list")
     add("--weights", choices=("ema", "raw"), default="ema", help="moving average (default) or raw weights")
-    add("--steps", type=int, help="network evaluations an image; default sampling.steps of the run")
-    add("--guidance", type=float, help="classifier-free guidance; 1 is none; default sampling.guidance of the run")
-    add("--eta", type=float, help="0 is deterministic DDIM, 1 is ancestral; default sampling.eta of the run")
+    sampling = parser.add_argument_group("sampling", "what is not given is as in the run")
+    for name, settings in _SAMPLING.items():
+        sampling.add_argument("--" + name.replace("_", "-"), **settings)
     add("--batch-size", type=int, default=64, help="images at once on one rank (default 64)")
+    add("--streams", type=int, default=1, help="with --requests on CUDA: batches under way at once (default 1)")
+    add("--empty-cache-every", type=int, default=0, help="with --requests on CUDA: images; default 0, never")
     add("--tensor-model-parallel-size", type=int, default=1, help="tensor-parallel ranks (default 1)")
     add("--pipeline-model-parallel-size", type=int, default=1, help="pipeline stages (default 1)")
     add("--sequence-parallel", action="store_true", help="shard tokens between tensor-parallel regions")
@@ -77,10 +156,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name in ("num_images", "batch_size"):
-        if getattr(arguments, name) < 1:
-            flag = "--" + name.replace("_", "-")
-            raise ConfigError(f"{flag} = {getattr(arguments, name)} is not positive; use 1 or more")
+    for name, least in (("num_images", 1), ("batch_size", 1), ("streams", 1), ("seed", 0), ("empty_cache_every", 0)):
+        value = getattr(arguments, name)
+        if value is not None and value < least:
+            raise ConfigError(f"{_flag(name)} = {value} is too small; use {least} or more")
+    if arguments.requests:
+        for name in ("num_images", "seed"):
+            if getattr(arguments, name) is not None:
+                raise ConfigError(f"{_flag(name)} has no meaning beside --requests, where each line says it; remove it")
+        if arguments.classes:
+            raise ConfigError("--class has no meaning beside --requests, where each line says it; remove it")
+    elif arguments.streams != 1 or arguments.empty_cache_every != 0:
+        raise ConfigError("--streams and --empty-cache-every need --requests; remove them")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _check_pictures(config: Config) -> None:
@@ -97,9 +188,7 @@ def _settings(config: Config, arguments: argparse.Namespace) -> Config:
     from megadiff.config.load import config_from_dict, config_to_dict
 
     values: dict[str, Any] = config_to_dict(config)
-    values["sampling"] |= {
-        key: getattr(arguments, key) for key in ("steps", "guidance", "eta") if getattr(arguments, key) is not None
-    }
+    values["sampling"] |= {name: getattr(arguments, name) for name in _SAMPLING if getattr(arguments, name) is not None}
     values["parallel"] = {
         "tensor_model_parallel_size": arguments.tensor_model_parallel_size,
         "pipeline_model_parallel_size": arguments.pipeline_model_parallel_size,
@@ -117,68 +206,3 @@ def _settings(config: Config, arguments: argparse.Namespace) -> Config:
         values["train"]["attention_backend"] = "auto"
     values["deepspeed"] = {}
     return config_from_dict(values, "the checkpoint with the command line")
-
-
-def _rows(model: ModelConfig, folder: Path, arguments: argparse.Namespace) -> list[tuple[str, Any]]:
-    """A name and a condition for each row of the grid.
-
-    Raises:
-        ConfigError: the network reads something else than what is given.
-    """
-    if arguments.classes and model.condition != "class":
-        raise ConfigError(f"--class has no meaning for a network with model.condition = {model.condition}; remove it")
-    if arguments.condition and model.condition != "text":
-        raise ConfigError(
-            f"--condition has no meaning for a network with model.condition = {model.condition}; remove it"
-        )
-    if model.condition == "class":
-        names = class_names(folder, model.num_classes)
-        chosen = [_class_number(text, names) for text in arguments.classes] or list(range(len(names)))
-        return [(names[label], label) for label in chosen]
-    if model.condition == "none":
-        return [("image", 0)]
-    from megadiff.data.tensor_files import read_texts, text_shape
-
-    shape = text_shape(model)
-    if arguments.condition is None or shape is None:
-        raise ConfigError(
-            "this network reads texts; give --condition FILE.safetensors with tokens (N, "
-            f"{model.text_length}, {model.cross_attention_dim})"
-            + (f" and pooled (N, {model.pooled_dim})" if model.pooled_dim else "")
-        )
-    return [(f"text {number}", text) for number, text in enumerate(read_texts(arguments.condition, shape))]
-
-
-def class_names(checkpoint: Path, num_classes: int) -> list[str]:
-    """The names that the run folder of a checkpoint keeps, or the numbers as names."""
-    path = checkpoint.parent.parent / "classes.json"
-    if not path.is_file():
-        return [str(label) for label in range(num_classes)]
-    try:
-        names = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON ({error}); delete it to choose classes by number") from None
-    if not isinstance(names, list) or len(names) != num_classes:
-        raise DataError(f"{path} does not hold {num_classes} class names; delete it to choose classes by number")
-    return [str(name) for name in names]
-
-
-def _class_number(text: str, names: Sequence[str]) -> int:
-    if text in names:
-        return names.index(text)
-    if text.isdigit() and int(text) < len(names):
-        return int(text)
-    near = difflib.get_close_matches(text, names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"use one of {', '.join(names[:20])}"
-    raise ConfigError(f"--class {text} is not a class of this network; {hint}")
-
-
-def _write(images: Any, names: Sequence[str], arguments: argparse.Namespace) -> None:
-    from megadiff.sampling.images import grid, save_png
-
-    root: Path = arguments.checkpoint
-    folder = arguments.output or root / f"samples_seed_{arguments.seed}"
-    for index, (image, name) in enumerate(zip(images, names, strict=True)):
-        save_png(image, folder / f"{index:05d}_{name.replace('/', '_').replace(' ', '_')}.png")
-    save_png(grid(images, columns=arguments.num_images), folder / "grid.png")
-    print_first(f"wrote {len(images)} images and {folder / 'grid.png'}")

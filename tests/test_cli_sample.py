@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from megadiff.cli_sample import _settings
+from megadiff.cli_sample import _SAMPLING, _settings
 from megadiff.sampling.images import to_uint8
 from tests.engine.runs import checkpoint, stored, tiny_config, train_well
 from tests.engine.sample_jobs import sample
@@ -59,7 +59,7 @@ def test_what_only_the_training_machine_had_is_not_asked_for(trained: str, sampl
     backends = {"train__attention_backend": trained, "train__norm_backend": "apex"}
     config = tiny_config(train__precision="bf16", parallel__zero_stage=1, model__qk_norm=True, **backends)
     layout = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1, "sequence_parallel": False}
-    settings = _settings(config, argparse.Namespace(steps=None, guidance=None, eta=None, **layout)).train
+    settings = _settings(config, argparse.Namespace(**dict.fromkeys(_SAMPLING), **layout)).train
     assert (settings.precision, settings.attention_backend, settings.norm_backend) == ("fp32", sampled, "torch")
 
 
@@ -159,8 +159,22 @@ def test_raw_weights_and_average_make_different_images(pools: Pools, run_dir: Pa
     assert (ema - raw).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("flags", [("--seed", "1"), ("--steps", "5"), ("--guidance", "4"), ("--eta", "1")])
-def test_every_option_changes_the_image(pools: Pools, run_dir: Path, tmp_path: Path, flags: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--seed", "1"),
+        ("--solver", "unipc"),
+        ("--steps", "5"),
+        ("--timestep-spacing", "karras"),
+        ("--flow-shift", "3"),
+        ("--guidance", "4"),
+        ("--guidance-interval", "0.2", "0.6"),
+        ("--guidance-rescale", "0.7"),
+        ("--eta", "1"),
+    ],
+    ids=lambda flags: flags[0],
+)
+def test_every_option_changes_the_image(pools: Pools, run_dir: Path, tmp_path: Path, flags: tuple[str, ...]) -> None:
     arguments = ("--num-images", "1", "--class", "cat")
     plain = images_of(pools[1], run_dir, tmp_path, *arguments)
     assert (plain - images_of(pools[1], run_dir, tmp_path, *arguments, *flags)).abs().max() > 1e-4
@@ -202,7 +216,23 @@ def test_latents_are_refused_on_every_rank(pools: Pools, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("flag", "value"), [("--num-images", "0"), ("--batch-size", "-2")])
 def test_counts_must_be_positive(pools: Pools, run_dir: Path, flag: str, value: str) -> None:
-    assert sample(pools[1], run_dir, flag, value).error.startswith(f"ConfigError: {flag} = {value}")
+    assert sample(pools[1], run_dir, flag, value).error.startswith(f"ConfigError: {flag} = {value} is too small")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--solver", "unipic"), "did you mean unipc?"),
+        (("--solver", "unipc", "--eta", "0.5"), "sampling.eta = 0.5 has no effect with sampling.solver = unipc"),
+        (("--timestep-spacing", "karras", "--flow-shift", "3"), "sampling.flow_shift = 3.0 has no effect with"),
+        (("--guidance-interval", "0.6", "0.2"), "sampling.guidance_interval = [0.6, 0.2] is empty"),
+        (("--guidance", "1", "--guidance-rescale", "0.5"), "sampling.guidance_rescale = 0.5 has no effect with"),
+        (("--steps", "0"), "sampling.steps = 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(pools: Pools, run_dir: Path, flags: tuple[str, ...], message: str) -> None:
+    error = sample(pools[1], run_dir, *flags).error
+    assert error.startswith("ConfigError: ") and message in error
 
 
 def test_too_many_steps_are_refused(pools: Pools, run_dir: Path) -> None:

@@ -1,6 +1,7 @@
 """From files and command line to one checked `Config`. Precedence: command line, --config, preset, "
 "defaults."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,8 +217,13 @@ def _type_error(detail: ErrorDetails, sources: Mapping[str, str], source: str) -
     if detail["type"] == "missing":
         lack = "lacks a key" if isinstance(detail["loc"][-1], str) else "is too short"
         return ConfigError(f"{key} in {sources.get(key, source)} {lack}; expected a value at {index}")
+    if detail["type"] == "tuple_type":
+        example = FIELDS[key].default
+        expected = f"a list such as {shown(example)}" if example else "a list"
+    misspelt = detail["type"] == "literal_error" and isinstance(detail["input"], str)
+    hint = nearest(detail["input"], re.findall(r"'(\w+)'", expected)) if misspelt else ""
     return ConfigError(
-        f"{key}{index} = {detail['input']!r} in {sources.get(key, source)} is not accepted; expected {expected}"
+        f"{key}{index} = {detail['input']!r} in {sources.get(key, source)} is not accepted; {hint}expected {expected}"
     )
 
 

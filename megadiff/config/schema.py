@@ -26,6 +26,7 @@ Depths = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1),
 Betas = Annotated[tuple[float, float], BeforeValidator(_list_to_tuple)]
 _Share = Annotated[float, Field(ge=0, le=1)]
 Jitter = Annotated[tuple[_Share, _Share, _Share], BeforeValidator(_list_to_tuple)]
+Interval = Annotated[tuple[_Share, _Share], BeforeValidator(_list_to_tuple)]
 _Ratio = Annotated[float, Field(ge=0)]
 PathRatios = Annotated[tuple[_Ratio, _Ratio, _Ratio], BeforeValidator(_list_to_tuple)]
 
@@ -118,10 +119,35 @@ class DiffusionConfig(Section):
 
 
 class SamplingConfig(Section):
-    """DDIM with classifier-free guidance; also used for the picture grids during training."""
+    """How noise becomes images, with classifier-free guidance; also for the picture grids during training.
 
+    `steps` is the number of noise levels; heun calls the network twice at all but the first. `guidance` acts between
+    two shares of time, 1 being noise; `guidance_rescale` gives guided answers the deviation of unguided ones.
+    """
+
+    solver: Literal[
+        "ddim",
+        "ddpm",
+        "euler",
+        "heun",
+        "dpmpp_1",
+        "dpmpp_2m",
+        "dpmpp_3m",
+        "dpmpp_2s",
+        "dpmpp_3s",
+        "dpmpp_1_sde",
+        "dpmpp_2m_sde",
+        "dpmpp_3m_sde",
+        "dpmpp_2s_sde",
+        "dpmpp_3s_sde",
+        "unipc",
+    ] = "ddim"
     steps: int = Field(50, gt=0)
+    timestep_spacing: Literal["trailing", "leading", "linspace", "karras", "exponential"] = "trailing"
+    flow_shift: float = Field(1.0, gt=0)
     guidance: float = Field(2.0, ge=0)
+    guidance_interval: Interval = (0.0, 1.0)
+    guidance_rescale: float = Field(0.0, ge=0, le=1)
     eta: float = Field(0.0, ge=0, le=1)
     clip_x0: bool = False
 

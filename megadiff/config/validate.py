@@ -6,6 +6,7 @@ from megadiff.config.validate_diffusion import DIFFUSION_CHECKS
 from megadiff.config.validate_models import MODEL_CHECKS
 from megadiff.config.validate_parallel import PARALLEL_CHECKS
 from megadiff.config.validate_progressive import PROGRESSIVE_CHECKS, check_stages
+from megadiff.config.validate_sampling import SAMPLING_CHECKS
 from megadiff.errors import ConfigError
 
 _EMOJI_PIXELS = 72
@@ -99,24 +100,6 @@ def _flash_needs_half(config: Config) -> None:
         )
 
 
-def _guidance_needs_condition_dropout(config: Config) -> None:
-    guidance = config.sampling.guidance
-    if guidance != 1 and config.diffusion.condition_dropout == 0:
-        raise ConfigError(
-            f"sampling.guidance = {guidance} needs a network that was trained without its condition at "
-            "times, but "
-            "diffusion.condition_dropout = 0; use condition_dropout = 0.1 or guidance = 1"
-        )
-
-
-def _sampling_steps_exist(config: Config) -> None:
-    steps, train = config.sampling.steps, config.diffusion.num_train_timesteps
-    if steps > train:
-        raise ConfigError(
-            f"sampling.steps = {steps} is above diffusion.num_train_timesteps = {train}; use at most {train}"
-        )
-
-
 def _betas_below_one(config: Config) -> None:
     for index, beta in enumerate(config.optimizer.betas):
         if not 0 <= beta < 1:
@@ -187,8 +170,6 @@ CHECKS: tuple[Check, ...] = (
     _warmup_ends_before_run,
     _stop_within_horizon,
     _flash_needs_half,
-    _guidance_needs_condition_dropout,
-    _sampling_steps_exist,
     _betas_below_one,
     _apex_fits,
     _norm_backend_has_a_norm,
@@ -198,7 +179,14 @@ CHECKS: tuple[Check, ...] = (
 
 def checks_for(network: str) -> tuple[Check, ...]:
     """All rules for a network, by its model.name, in the order in which they are checked."""
-    return (*MODEL_CHECKS[network], *DIFFUSION_CHECKS, *CHECKS, *PARALLEL_CHECKS[network], *PROGRESSIVE_CHECKS)
+    return (
+        *MODEL_CHECKS[network],
+        *DIFFUSION_CHECKS,
+        *SAMPLING_CHECKS,
+        *CHECKS,
+        *PARALLEL_CHECKS[network],
+        *PROGRESSIVE_CHECKS,
+    )
 
 
 def validate(config: Config) -> None:

@@ -25,7 +25,6 @@ from megadiff.engine.generate import preview, preview_conditions
 from megadiff.engine.monitor import Monitor, SilentMonitor
 from megadiff.engine.run_folder import RunFolder
 from megadiff.errors import CheckpointError
-from megadiff.sampling.ddim import sampling_timesteps
 
 
 def train(config: Config, run_dir: Path, resume: str | None, process: Process) -> None:
@@ -44,7 +43,6 @@ def train(config: Config, run_dir: Path, resume: str | None, process: Process) -
     """
     for stage in training_stages(config):
         resolve_layout(stage.config, process.world_size)
-    sampling_timesteps(config.diffusion.num_train_timesteps, config.sampling.steps)
     folder = RunFolder(run_dir)
     dataset = together(lambda: open_dataset(config))
     config = with_warmup_steps(config, len(dataset))

@@ -32,38 +32,46 @@ class Purpose(IntEnum):
     DROPOUT = 7
 
 
-def random_bits(seed: int, step: int, sample_ids: Tensor, purpose: Purpose, count: int) -> Tensor:
+Seed = int | Tensor  # of all samples, or (B,) int64 of each; 0 <= seed < 2**64, as int64 for tensors
+
+
+def random_bits(seed: Seed, step: int, sample_ids: Tensor, purpose: Purpose, count: int) -> Tensor:
     """Return `count` random 32-bit words for each sample, as (B, count) int64 in [0, 2**32).
 
     Word e of a sample is word e % 4 of the block with key (seed low word, seed high word) and counter
     (e // 4, id low word, step, purpose << 24 | id bits 32-55).
 
     Args:
-        seed: 0 <= seed < 2**64.
+        seed: one for all samples, 0 <= seed < 2**64, or one each, (B,) int64.
         step: 0 <= step < 2**32 (an optimizer step, a sampler step or an epoch).
         sample_ids: (B,) int64, 0 <= id < 2**56, on the device of the result.
         purpose: which stream.
         count: words per sample, at most 2**34.
     """
-    if not (0 <= seed < 2**64 and 0 <= step < 2**32 and 0 <= count <= 2**34):
+    in_range = isinstance(seed, Tensor) or 0 <= seed < 2**64
+    if not (in_range and 0 <= step < 2**32 and 0 <= count <= 2**34):
         raise ValueError(
             f"seed = {seed}, step = {step}, count = {count} are out of range; "
             "use 0 <= seed < 2**64, 0 <= step < 2**32, count <= 2**34"
         )
     blocks = torch.arange((count + 3) // 4, device=sample_ids.device).unsqueeze(0)
+    if isinstance(seed, Tensor):
+        blocks, seed = blocks.expand(len(sample_ids), -1), seed.unsqueeze(1)
     ids = sample_ids.to(torch.int64).unsqueeze(1)
     steps = torch.full_like(ids, step)
     high_ids = (ids >> 32 & 0xFFFFFF) | int(purpose) << 24
-    words = philox_4x32((blocks, ids & _MASK, steps, high_ids), (seed & _MASK, seed >> 32))
+    words = philox_4x32((blocks, ids & _MASK, steps, high_ids), (seed & _MASK, seed >> 32 & _MASK))
     return torch.stack(words, dim=-1).flatten(1)[:, :count]
 
 
-def philox_4x32(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+def philox_4x32(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int | Tensor, int | Tensor]
+) -> tuple[Tensor, ...]:
     """Encrypt counters with ten Philox rounds.
 
     Args:
         counter: four int64 tensors holding uint32 values, of shapes that broadcast together.
-        key: two uint32 values.
+        key: two uint32 values, or int64 tensors of them that broadcast to the shape of the first counter.
 
     Returns:
         Four int64 tensors holding uint32 values, all of the broadcast shape.
@@ -86,7 +94,7 @@ def _multiply(word: Tensor, multiplier: int) -> tuple[Tensor, Tensor]:
 
 
 def normal(
-    seed: int,
+    seed: Seed,
     step: int,
     sample_ids: Tensor,
     purpose: Purpose,

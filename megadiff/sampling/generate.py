@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from megadiff.config.schema import Config
+from megadiff.config.schema import Config, ModelConfig
 from megadiff.diffusion.condition import Condition, stack_conditions
-from megadiff.diffusion.schedule import schedule_of
-from megadiff.sampling.ddim import ddim_sample, initial_noise
 from megadiff.sampling.guidance import Predict
+from megadiff.sampling.sampler import Sampler, initial_noise, sampler_of
 
 
 @dataclass(frozen=True)
@@ -61,32 +60,23 @@ def generate(
     count = len(request.conditions)
     share = -(-count // data_degree)
     order = [min(index, count - 1) for index in range(data_rank * share, (data_rank + 1) * share)]
+    sampler = sampler_of(config)
     parts = [
-        _sample(request, order[start : start + request.batch_size], config, predict, device)
+        _sample(request, order[start : start + request.batch_size], config.model, sampler, predict, device)
         for start in range(0, share, request.batch_size)
     ]
     return join(torch.cat(parts))[:count]
 
 
 def _sample(
-    request: ImageRequest, order: Sequence[int], config: Config, predict: Predict, device: torch.device
+    request: ImageRequest,
+    order: Sequence[int],
+    model: ModelConfig,
+    sampler: Sampler,
+    predict: Predict,
+    device: torch.device,
 ) -> Tensor:
-    model, diffusion, sampling = config.model, config.diffusion, config.sampling
     labels = stack_conditions([request.conditions[index] for index in order]).to(device)
     image_ids = torch.tensor([request.image_ids[index] for index in order], device=device)
-    shape = (model.in_channels, model.input_size, model.input_size)
-    return ddim_sample(
-        predict,
-        schedule_of(config).to(device),
-        diffusion.prediction,
-        initial_noise(request.seed, image_ids, shape),
-        labels,
-        model.num_classes,
-        sampling.steps,
-        sampling.guidance,
-        sampling.eta,
-        sampling.clip_x0,
-        request.seed,
-        image_ids,
-        config.train.kernels,
-    )
+    noise = initial_noise(request.seed, image_ids, (model.in_channels, model.input_size, model.input_size))
+    return sampler(predict, noise, labels, request.seed, image_ids)

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from megadiff.errors import DataError
 
+METADATA_KEY = "megadiff"
 _WHITE = 255
 _VISIBLE_PIXELS = 64
 
@@ -44,8 +46,10 @@ def grid(images: Tensor, columns: int, scale: int | None = None, gap: int = 2) -
     return canvas
 
 
-def save_png(image: Tensor, path: Path) -> None:
+def save_png(image: Tensor, path: Path, metadata: str = "") -> None:
     """Write one picture (C, H, W), floats in [-1, 1] or uint8, making the folder if it is missing.
+
+    A text about it can be read back as `PIL.Image.open(path).info[METADATA_KEY]`.
 
     Raises:
         DataError: C is neither 1 (grey) nor 3 (RGB).
@@ -57,4 +61,7 @@ def save_png(image: Tensor, path: Path) -> None:
         )
     array = pixels[0].numpy() if pixels.shape[0] == 1 else pixels.permute(1, 2, 0).contiguous().numpy()
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(array).save(path, format="PNG")
+    about = PngInfo()
+    if metadata:
+        about.add_text(METADATA_KEY, metadata)
+    Image.fromarray(array).save(path, format="PNG", pnginfo=about)

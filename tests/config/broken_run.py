@@ -74,6 +74,37 @@ BROKEN: Cases = {
         ),
     ],
     "_sampling_steps_exist": [({"sampling.steps": 1001}, ("1001", "1000"), {"sampling.steps": 1000})],
+    "_guidance_acts_somewhere": [
+        (
+            {"sampling.guidance_interval": interval},
+            (f"guidance_interval = {interval}", "empty"),
+            {"sampling.guidance_interval": [0.2, 0.8]},
+        )
+        for interval in ([0.8, 0.2], [0.5, 0.5])
+    ],
+    "_no_idle_sampling_settings": [
+        (
+            {"sampling.eta": 0.5, "sampling.solver": "ddpm"},
+            ("eta = 0.5", "solver = ddpm"),
+            {"sampling.solver": "ddim"},
+        ),
+        *(
+            (
+                {"sampling.flow_shift": 3.0, "sampling.timestep_spacing": spacing},
+                ("flow_shift = 3.0", f"timestep_spacing = {spacing}"),
+                {"sampling.timestep_spacing": "linspace"},
+            )
+            for spacing in ("karras", "exponential")
+        ),
+        *(
+            (
+                {f"sampling.{name}": value, "sampling.guidance": 1.0},
+                (f"{name} = {value}", "guidance = 1"),
+                {"sampling.guidance": 3.0},
+            )
+            for name, value in (("guidance_interval", [0.2, 0.8]), ("guidance_rescale", 0.7))
+        ),
+    ],
     "_betas_below_one": [({"optimizer.betas": [0.9, 1.0]}, ("betas[1] = 1.0",), {"optimizer.betas": [0.9, 0.99]})],
     "_apex_fits": [
         ({**APEX, "parallel.zero_stage": 3}, ("apex_fused_adam", "zero_stage = 3"), {"parallel.zero_stage": 2}),

@@ -34,13 +34,27 @@ def sample_run(argv: list[str]) -> SampleReport:
         return made[-1]
 
     generate: Callable[[Network, ImageRequest], Tensor] = Network.generate
+    with mock.patch.object(Network, "generate", recorded):
+        error = request_run(argv)
+    return SampleReport(error, made[-1] if made else None)
+
+
+def request_run(argv: list[str]) -> str:
+    """The command on every rank of a pool; class and message of its error or ""."""
     start = mock.patch.object(process, "start", lambda timeout_seconds: this_process())
-    with start, mock.patch.object(process, "stop"), mock.patch.object(Network, "generate", recorded):
+    with start, mock.patch.object(process, "stop"):
         try:
             cli_sample.main(argv)
         except MegadiffError as error:
-            return SampleReport(f"{type(error).__name__}: {error}", made[-1] if made else None)
-    return SampleReport("", made[-1])
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def request(pool: WorkerPool, checkpoint: Path, *arguments: str) -> str:
+    """Runs the command with a list of pictures on a pool; all ranks must end alike."""
+    errors = pool.run(request_run, RUN_SECONDS, argv=["--checkpoint", str(checkpoint), *arguments])
+    assert len(set(errors)) == 1, errors
+    return str(errors[0])
 
 
 def sample(pool: WorkerPool, checkpoint: Path, *arguments: str) -> SampleReport:

@@ -184,3 +184,11 @@ def test_cuda_gives_the_same_integers() -> None:
     assert torch.equal(on_cuda.cpu(), on_cpu)
     normals = [normal(1, 2, ids.to(d), Purpose.NOISE, (103,)).cpu() for d in ("cpu", "cuda")]
     torch.testing.assert_close(normals[0], normals[1], rtol=0, atol=1e-5)
+
+
+def test_every_sample_may_have_its_own_seed() -> None:
+    """The numbers are those of each seed alone; seeds above 32 bits use the key's high word."""
+    seeds, ids = torch.tensor([3, 2**40 + 5, 3, 2**63 - 1]), torch.tensor([1, 0, 2**33, 7])
+    found = normal(seeds, 2, ids, Purpose.INITIAL, (3, 3), torch.float64)
+    for i, seed in enumerate(seeds.tolist()):
+        assert torch.equal(found[i : i + 1], normal(seed, 2, ids[i : i + 1], Purpose.INITIAL, (3, 3), torch.float64))

@@ -11,8 +11,8 @@ from megadiff.diffusion.objective import DiffusionObjective
 from megadiff.diffusion.prediction import convert
 from megadiff.diffusion.schedule import make_schedule
 from megadiff.ops.solver_step import solver_step
-from megadiff.sampling.ddim import ddim_sample
-from megadiff.sampling.guidance import Predict, predict_both
+from megadiff.sampling.guidance import Guidance, Predict, predict_both
+from megadiff.sampling.sampler import Sampler, make_calls
 
 NUM_CLASSES = 5
 
@@ -64,14 +64,59 @@ def test_guidance_extrapolates_in_one_doubled_call(guidance: float) -> None:
     torch.testing.assert_close(output, null + guidance * (conditional - null), rtol=1e-12, atol=1e-12)
 
 
-def test_guidance_one_calls_the_network_as_it_is() -> None:
+def calls_of(guidance: Guidance, prediction: str = "v") -> list[int]:
+    """The batch of each call of the network, of three images on a grid of four timesteps."""
+    network = Recorder()
     x_t, _, labels = batch()
-    for guidance, samples in ((1.0, 3), (2.0, 6)):
-        network = Recorder()
-        ids = torch.arange(3)
-        schedule = make_schedule("cosine", 10)
-        ddim_sample(network, schedule, "v", x_t, labels, NUM_CLASSES, 2, guidance, 0.0, False, 0, ids)
-        assert [len(call[0]) for call in network.calls] == [samples, samples]
+    schedule = make_schedule("cosine", 10)
+    sampler = Sampler(make_calls(schedule, prediction, (9, 7, 4, 2), "ddim", guidance), guidance)
+    sampler(network, x_t, labels, 0, torch.arange(3))
+    return [len(call[0]) for call in network.calls]
+
+
+def test_guidance_one_calls_the_network_as_it_is() -> None:
+    assert calls_of(Guidance(1.0, NUM_CLASSES)) == [3] * 4
+    assert calls_of(Guidance(2.0, NUM_CLASSES)) == [6] * 4
+
+
+def test_guidance_outside_its_interval_costs_nothing() -> None:
+    """Times of the grid are 1.0, 0.8, 0.5 and 0.3; outside, the answer is that of a guidance of 1."""
+    assert calls_of(Guidance(2.0, NUM_CLASSES, interval=(0.4, 0.9))) == [3, 6, 6, 3]
+    assert calls_of(Guidance(2.0, NUM_CLASSES, interval=(0.3, 0.5))) == [3, 3, 6, 6]
+
+
+@pytest.mark.parametrize("rescale", [0.3, 1.0])
+def test_rescaled_guidance_has_the_conditional_deviation(rescale: float) -> None:
+    """Lin et al. 2023, equations 15 and 16, for each image alone."""
+    x_t, t, labels = batch()
+    both = predict_both(Recorder(), x_t, t, labels, NUM_CLASSES) * torch.rand(6, 2, 4, 4, dtype=torch.float64)
+    rule = Guidance(5.0, NUM_CLASSES, rescale=rescale)
+    found = rule.rescaled(both, channels=2)
+    for i in range(3):
+        conditional, null = both[i], both[3 + i]
+        guided = null + 5.0 * (conditional - null)
+        wanted = guided * conditional.std() / guided.std()
+        torch.testing.assert_close(found[i], rescale * wanted + (1 - rescale) * guided, rtol=1e-12, atol=1e-12)
+        if rescale == 1.0:
+            torch.testing.assert_close(found[i].std(), conditional.std())
+
+
+def test_rescaling_takes_flat_answers_and_ignores_sigma() -> None:
+    both = torch.ones(2, 4, 3, 3)
+    both[:, 2:] = float("nan")
+    assert torch.equal(Guidance(3.0, NUM_CLASSES, rescale=0.7).rescaled(both, channels=2), torch.ones(1, 2, 3, 3))
+
+
+def test_the_sampler_rescales() -> None:
+    x_t, _, labels = batch()
+    schedule, ids = make_schedule("cosine", 10), torch.arange(3)
+
+    def run(rescale: float) -> Tensor:
+        rule = Guidance(3.0, NUM_CLASSES, rescale=rescale)
+        sampler = Sampler(make_calls(schedule, "v", (9, 4), "ddim", rule), rule)
+        return sampler(lambda x, t, y: x.sin() * (1 + y.view(-1, 1, 1, 1)), x_t, labels, 0, ids)
+
+    assert float((run(0.0) - run(0.7)).abs().max()) > 1e-2
 
 
 def test_guidance_acts_alike_on_every_prediction() -> None:

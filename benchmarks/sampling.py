@@ -1,0 +1,26 @@
+"""Fast sampling: each technique beside the plain alternative of fewer steps, one row a figure.
+
+Solvers are measured on a distribution whose exact flow is known.
+"""
+
+import argparse
+
+import torch
+from report import add_report_arguments, print_rows, write_json
+from sampling_rows import loop, solvers
+
+
+def main() -> None:
+    """Prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_report_arguments(parser)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = [*solvers.rows(arguments.quick), *loop.rows(arguments.quick)]
+    print_rows(rows)
+    if arguments.json:
+        write_json(rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

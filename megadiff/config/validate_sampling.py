@@ -1,0 +1,55 @@
+"""Rules between the settings of sampling, and between them and the network's training."""
+
+from megadiff.config.checks import Check, Idle, refuse_idle, shown
+from megadiff.config.schema import Config
+from megadiff.errors import ConfigError
+
+
+def _guidance_needs_condition_dropout(config: Config) -> None:
+    guidance = config.sampling.guidance
+    if guidance != 1 and config.diffusion.condition_dropout == 0:
+        raise ConfigError(
+            f"sampling.guidance = {guidance} needs a network that was trained without its condition at times, but "
+            "diffusion.condition_dropout = 0; use condition_dropout = 0.1 or guidance = 1"
+        )
+
+
+def _guidance_acts_somewhere(config: Config) -> None:
+    low, high = config.sampling.guidance_interval
+    if low >= high:
+        raise ConfigError(
+            f"sampling.guidance_interval = {shown(config.sampling.guidance_interval)} is empty; use two rising shares "
+            "of time, for example [0.2, 0.8]"
+        )
+
+
+def _sampling_steps_exist(config: Config) -> None:
+    steps, train = config.sampling.steps, config.diffusion.num_train_timesteps
+    if steps > train:
+        raise ConfigError(
+            f"sampling.steps = {steps} is above diffusion.num_train_timesteps = {train}; use at most {train}"
+        )
+
+
+def _no_idle_sampling_settings(config: Config) -> None:
+    sampling = config.sampling
+    plain = "sampling.guidance = 1; remove it, or use for example guidance = 2"
+    spacing = sampling.timestep_spacing
+    by_noise = spacing in ("karras", "exponential")
+    refuse_idle(
+        config,
+        (
+            Idle("sampling", "eta", sampling.solver != "ddim", f"sampling.solver = {sampling.solver}; use ddim"),
+            Idle("sampling", "flow_shift", by_noise, f"sampling.timestep_spacing = {spacing}; use trailing"),
+            Idle("sampling", "guidance_interval", sampling.guidance == 1, plain),
+            Idle("sampling", "guidance_rescale", sampling.guidance == 1, plain),
+        ),
+    )
+
+
+SAMPLING_CHECKS: tuple[Check, ...] = (
+    _guidance_needs_condition_dropout,
+    _guidance_acts_somewhere,
+    _sampling_steps_exist,
+    _no_idle_sampling_settings,
+)
