@@ -10,10 +10,10 @@ from pathlib import Path
 
 from megadiff.checkpoint import CheckpointReader, find_checkpoint
 from megadiff.checkpoint.export import ExportSettings, export_weights
-from megadiff.cli_sample import class_names
 from megadiff.config.load import load_config
 from megadiff.config.schema import Config
 from megadiff.dist.launcher import free_port, run_command
+from megadiff.engine.conditions import class_names
 from megadiff.errors import LaunchError, MegadiffError
 
 HERE = Path(__file__).resolve().parent

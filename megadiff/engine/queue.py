@@ -79,8 +79,7 @@ def _in_flight(network: Network, todo: Sequence[list[Line]], streams: int) -> It
     under_way: deque[tuple[list[Line], Tensor]] = deque()
     samplers: dict[str, Sampler] = {}
     for number, batch in enumerate(todo):
-        stream = ready[number % streams] if ready else None
-        with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
+        with torch.cuda.stream(ready[number % streams]) if ready else contextlib.nullcontext():
             under_way.append((batch, _sample(network, batch, samplers)))
         if len(under_way) >= streams:
             if ready:
