@@ -170,6 +170,7 @@ def test_raw_weights_and_average_make_different_images(pools: Pools, run_dir: Pa
         ("--guidance", "4"),
         ("--guidance-interval", "0.2", "0.6"),
         ("--guidance-rescale", "0.7"),
+        ("--cache-threshold", "0.5"),
         ("--eta", "1"),
     ],
     ids=lambda flags: flags[0],

@@ -53,6 +53,16 @@ def attention_sides(model: ModelConfig) -> list[int]:
     return [model.input_size >> level for level in attention_levels(model)]
 
 
+def deciding_blocks(model: ModelConfig) -> int:
+    """How many first blocks of a DiT always run where features are reused, and decide for the others."""
+    return max(1, model.num_layers // 6)
+
+
+def cached_levels(model: ModelConfig) -> int:
+    """How many levels of a UNet may be reused: the three finest."""
+    return min(3, len(model.block_out_channels))
+
+
 def schedule_shift(config: Config) -> float:
     """What alpha / sigma is divided by: diffusion.shift, or sqrt(tokens / base tokens) (Esser et al. 2024, eq. 23).
 

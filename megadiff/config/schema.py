@@ -123,6 +123,7 @@ class SamplingConfig(Section):
 
     `steps` is the number of noise levels; heun calls the network twice at all but the first. `guidance` acts between
     two shares of time, 1 being noise; `guidance_rescale` gives guided answers the deviation of unguided ones.
+    Parts of the network whose input has a cosine above `cache_threshold` to an earlier one are reused; 1 reuses none.
     """
 
     solver: Literal[
@@ -150,6 +151,7 @@ class SamplingConfig(Section):
     guidance_rescale: float = Field(0.0, ge=0, le=1)
     eta: float = Field(0.0, ge=0, le=1)
     clip_x0: bool = False
+    cache_threshold: float = Field(1.0, gt=0, le=1)
 
 
 class DataConfig(Section):

@@ -1,6 +1,7 @@
 """Rules between the settings of sampling, and between them and the network's training."""
 
 from megadiff.config.checks import Check, Idle, refuse_idle, shown
+from megadiff.config.networks import deciding_blocks
 from megadiff.config.schema import Config
 from megadiff.errors import ConfigError
 
@@ -31,6 +32,38 @@ def _sampling_steps_exist(config: Config) -> None:
         )
 
 
+def _cache_sees_whole_features(config: Config) -> None:
+    """Reuse is decided by whole features of each picture, and skips layers on this rank alone."""
+    threshold, parallel = config.sampling.cache_threshold, config.parallel
+    if threshold == 1:
+        return
+    stages = parallel.pipeline_model_parallel_size
+    if stages > 1:
+        raise ConfigError(
+            f"sampling.cache_threshold = {threshold} does not work with parallel.pipeline_model_parallel_size = "
+            f"{stages}; use cache_threshold = 1 or pipeline_model_parallel_size = 1"
+        )
+    if parallel.sequence_parallel:
+        raise ConfigError(
+            f"sampling.cache_threshold = {threshold} does not work with parallel.sequence_parallel = true; use "
+            "cache_threshold = 1 or sequence_parallel = false"
+        )
+    if parallel.zero_stage == 3:
+        raise ConfigError(
+            f"sampling.cache_threshold = {threshold} skips layers that parallel.zero_stage = 3 gathers on all ranks; "
+            "use cache_threshold = 1 or zero_stage = 2"
+        )
+
+
+def _cache_has_a_part(config: Config) -> None:
+    model, threshold = config.model, config.sampling.cache_threshold
+    if threshold < 1 and model.name == "dit" and model.num_layers <= deciding_blocks(model):
+        raise ConfigError(
+            f"sampling.cache_threshold = {threshold} reuses blocks after the first, but model.num_layers = "
+            f"{model.num_layers}; use cache_threshold = 1"
+        )
+
+
 def _no_idle_sampling_settings(config: Config) -> None:
     sampling = config.sampling
     plain = "sampling.guidance = 1; remove it, or use for example guidance = 2"
@@ -51,5 +84,7 @@ SAMPLING_CHECKS: tuple[Check, ...] = (
     _guidance_needs_condition_dropout,
     _guidance_acts_somewhere,
     _sampling_steps_exist,
+    _cache_sees_whole_features,
+    _cache_has_a_part,
     _no_idle_sampling_settings,
 )

@@ -22,10 +22,12 @@ from megadiff.engine.output_gradient import OutputGradient
 from megadiff.engine.release import release
 from megadiff.engine.runners import MicroBatch, Runner
 from megadiff.models.chain import mix_seed
+from megadiff.models.feature_cache import HitRate
 from megadiff.models.sizes import output_channels
-from megadiff.parallel.forward import predict
+from megadiff.parallel.forward import open_predict, predict
 from megadiff.parallel.shards import Shards
 from megadiff.parallel.stage import Stage
+from megadiff.sampling.guidance import Predict
 
 _SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -131,6 +133,11 @@ class Engine:
             x_t: (B, C, H, W). t: (B,) int64 timesteps. labels: conditions, see `megadiff.diffusion.condition`.
         """
         return predict(self.stage, self.grid, output_channels(self.config.model), x_t, t, labels)
+
+    def open_predict(self) -> Predict:
+        """`predict` for the calls of one batch of pictures, which may reuse features as `sampling` says."""
+        threshold = self.config.sampling.cache_threshold
+        return open_predict(self.stage, self.grid, self.config.model, threshold, HitRate())
 
     def close(self) -> None:
         """Lets go of the network and the optimizer, which DeepSpeed would hold; no step follows."""

@@ -1,6 +1,6 @@
 """Images from an engine's or a loaded network's prediction, on any layout."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ _PREVIEW_ROWS = 4  # where there are no classes
 
 
 def generate_on_grid(
-    request: ImageRequest, config: Config, predict: Predict, device: torch.device, data: Axis
+    request: ImageRequest, config: Config, open_predict: Callable[[], Predict], device: torch.device, data: Axis
 ) -> Tensor:
     """Makes the images of a request on the ranks of a data axis; (N, C, H, W) on each; a collective call."""
 
@@ -29,7 +29,7 @@ def generate_on_grid(
         dist.all_gather_into_tensor(whole, part.contiguous(), group=data.group)
         return whole
 
-    return generate(request, config, predict, device, data.index, data.degree, join)
+    return generate(request, config, open_predict, device, data.index, data.degree, join)
 
 
 def preview_conditions(config: Config, dataset: Dataset) -> list[Condition]:
@@ -45,4 +45,4 @@ def preview(engine: Engine, rows: Sequence[Condition], per_row: int) -> Tensor:
     conditions = [condition for condition in rows for _ in range(per_row)]
     request = ImageRequest(conditions, range(len(conditions)), seed=engine.config.train.seed)
     with engine.averaged_weights():
-        return generate_on_grid(request, engine.config, engine.predict, engine.device, engine.grid.data)
+        return generate_on_grid(request, engine.config, engine.open_predict, engine.device, engine.grid.data)

@@ -1,5 +1,6 @@
 """A trained network for sampling, without an optimizer: this rank's part of it, from a checkpoint of any layout."""
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -15,10 +16,12 @@ from megadiff.dist.grid import Grid, make_grid
 from megadiff.dist.process import Process
 from megadiff.engine.generate import generate_on_grid
 from megadiff.errors import CheckpointError
+from megadiff.models.feature_cache import HitRate
 from megadiff.models.sizes import output_channels
-from megadiff.parallel.forward import predict
+from megadiff.parallel.forward import open_predict, predict
 from megadiff.parallel.stage import Stage, build_stage
 from megadiff.sampling.generate import ImageRequest
+from megadiff.sampling.guidance import Predict
 
 Weights = Literal["ema", "raw"]
 
@@ -29,6 +32,7 @@ class Network:
     Attributes:
         config: the settings it was trained with, on the layout of this process group.
         grid: the layout.
+        reused: counts features that were reused on this rank, see `megadiff.models.feature_cache`.
     """
 
     def __init__(self, config: Config, checkpoint: Path, weights: Weights, process: Process) -> None:
@@ -45,6 +49,7 @@ class Network:
         """
         layout = resolve_layout(config, process.world_size)
         self.config, self.device = config, process.device
+        self.reused = HitRate()
         self.grid: Grid = make_grid(layout.pipeline, layout.data, layout.tensor, layout.folded)
         self._stage: Stage = build_stage(config, self.grid, process.device, torch.float32)
         together(lambda: _load(self._stage, config, checkpoint, "ema" if weights == "ema" else "model"))
@@ -53,9 +58,14 @@ class Network:
         """See `Engine.predict`."""
         return predict(self._stage, self.grid, output_channels(self.config.model), x_t, t, labels)
 
+    def open_predict(self, cache_threshold: float) -> Predict:
+        """`predict` for the calls of one batch of pictures, see `megadiff.parallel.forward.open_predict`."""
+        return open_predict(self._stage, self.grid, self.config.model, cache_threshold, self.reused)
+
     def generate(self, request: ImageRequest) -> Tensor:
         """(N, C, H, W) images on every rank; a collective call."""
-        return generate_on_grid(request, self.config, self.predict, self.device, self.grid.data)
+        opened = partial(self.open_predict, self.config.sampling.cache_threshold)
+        return generate_on_grid(request, self.config, opened, self.device, self.grid.data)
 
 
 @torch.no_grad()

@@ -100,7 +100,7 @@ def _sample(network: Network, batch: Sequence[Line], samplers: dict[str, Sampler
         torch.tensor([getattr(line, name) for line in batch], device=device) for name in ("seed", "image")
     )
     noise = initial_noise(seeds, image_ids, (model.in_channels, model.input_size, model.input_size))
-    return samplers[key](network.predict, noise, conditions, seeds, image_ids)
+    return samplers[key](network.open_predict(batch[0].sampling.cache_threshold), noise, conditions, seeds, image_ids)
 
 
 def _write(line: Line, image: Tensor, queue: Queue) -> None:

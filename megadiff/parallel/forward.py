@@ -1,12 +1,16 @@
 """The network's forward pass without gradients on any layout, for sampling and evaluation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from megadiff.config.schema import ModelConfig
 from megadiff.dist.grid import Axis, Grid
+from megadiff.models.feature_cache import FeatureCache, HitRate, cached_parts
+from megadiff.models.sizes import output_channels
 from megadiff.parallel.boundary import Boundary
 from megadiff.parallel.stage import Stage, StageModule
 
@@ -14,7 +18,15 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 
 
 @torch.no_grad()
-def predict(stage: Stage, grid: Grid, out_channels: int, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+def predict(
+    stage: Stage,
+    grid: Grid,
+    out_channels: int,
+    x_t: Tensor,
+    t: Tensor,
+    labels: Tensor,
+    cache: FeatureCache | None = None,
+) -> Tensor:
     """What the network says of x_t, equal on every rank that holds a part of this copy of it.
 
     All ranks of a pipeline and tensor group call it with equal inputs. On a pipeline the batch goes through in as many
@@ -25,6 +37,7 @@ def predict(stage: Stage, grid: Grid, out_channels: int, x_t: Tensor, t: Tensor,
         grid: the layout.
         out_channels: channels of the network's output.
         x_t: (B, C, H, W). t: (B,) int64. labels: (B,) int64, or (B, F) of a text.
+        cache: runs the network where it is in one stage, and may reuse what it gave for the same batch.
 
     Returns:
         (B, out_channels, H, W) in x_t's dtype.
@@ -32,11 +45,27 @@ def predict(stage: Stage, grid: Grid, out_channels: int, x_t: Tensor, t: Tensor,
     was_training = stage.chain.training
     _set_training(stage, False)
     if grid.pipe.degree == 1:
-        output = stage.chain((x_t, t, labels)).to(x_t.dtype)
+        output = (cache or stage.chain)((x_t, t, labels)).to(x_t.dtype)
     else:
         output = _through_stages(stage, grid, out_channels, (x_t, t, labels))
     _set_training(stage, was_training)
     return output
+
+
+def open_predict(
+    stage: Stage, grid: Grid, model: ModelConfig, cache_threshold: float, rate: HitRate
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """`predict` as a function of (x_t, t, labels), for the calls of one batch of pictures.
+
+    Args:
+        stage: what this rank holds of the network: all of it, if features are to be reused.
+        grid: the layout.
+        model: the settings of the network.
+        cache_threshold: see `megadiff.models.feature_cache`; 1 reuses nothing.
+        rate: counts what is reused.
+    """
+    cache = None if cache_threshold == 1 else FeatureCache(cached_parts(stage.chain, model), cache_threshold, rate)
+    return partial(predict, stage, grid, output_channels(model), cache=cache)
 
 
 def _set_training(stage: Stage, mode: bool) -> None:

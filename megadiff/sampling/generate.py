@@ -35,7 +35,7 @@ class ImageRequest:
 def generate(
     request: ImageRequest,
     config: Config,
-    predict: Predict,
+    open_predict: Callable[[], Predict],
     device: torch.device,
     data_rank: int,
     data_degree: int,
@@ -49,7 +49,7 @@ def generate(
     Args:
         request: which images.
         config: of the network.
-        predict: the network, (x_t, t, labels) -> output.
+        open_predict: gives the network, (x_t, t, labels) -> output, for the calls of one batch.
         device: where to compute.
         data_rank, data_degree: this rank among those that share the work.
         join: the parts of all ranks along dim 0, in rank order.
@@ -62,7 +62,7 @@ def generate(
     order = [min(index, count - 1) for index in range(data_rank * share, (data_rank + 1) * share)]
     sampler = sampler_of(config)
     parts = [
-        _sample(request, order[start : start + request.batch_size], config.model, sampler, predict, device)
+        _sample(request, order[start : start + request.batch_size], config.model, sampler, open_predict(), device)
         for start in range(0, share, request.batch_size)
     ]
     return join(torch.cat(parts))[:count]

@@ -82,6 +82,30 @@ BROKEN: Cases = {
         )
         for interval in ([0.8, 0.2], [0.5, 0.5])
     ],
+    "_cache_sees_whole_features": [
+        *(
+            (
+                {"sampling.cache_threshold": 0.9, **layout},
+                ("cache_threshold = 0.9", *said),
+                {"sampling.cache_threshold": 1.0},
+            )
+            for layout, said in (
+                ({"parallel.pipeline_model_parallel_size": 2}, ("pipeline_model_parallel_size = 2", "size = 1")),
+                (
+                    {"parallel.tensor_model_parallel_size": 2, "parallel.sequence_parallel": True},
+                    ("sequence_parallel = true", "sequence_parallel = false"),
+                ),
+                ({"parallel.zero_stage": 3}, ("zero_stage = 3", "zero_stage = 2")),
+            )
+        ),
+    ],
+    "_cache_has_a_part": [
+        (
+            {"sampling.cache_threshold": 0.9, "model.num_layers": 1},
+            ("cache_threshold = 0.9", "num_layers = 1"),
+            {"model.num_layers": 2},
+        )
+    ],
     "_no_idle_sampling_settings": [
         (
             {"sampling.eta": 0.5, "sampling.solver": "ddpm"},

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,10 +30,13 @@ from megadiff.engine.build import make_objective
 from megadiff.engine.ema import ema_decay
 from megadiff.engine.optimizer import learning_rate, make_optimizer, set_learning_rate
 from megadiff.models import build_network
+from megadiff.models.feature_cache import HitRate
 from megadiff.models.sizes import text_size
-from megadiff.parallel.stage import DTYPES, build_stage, stage_layers
+from megadiff.parallel.forward import open_predict
+from megadiff.parallel.stage import DTYPES, Stage, build_stage, stage_layers
 from megadiff.sampling.generate import ImageRequest, generate
 from tests.engine.runs import checkpoints, log_steps, train_well
+from tests.models.networks import random_network
 from tests.parity.networks import random_value, seeded
 from tests.pool import WorkerPool
 
@@ -93,6 +97,15 @@ def shifts(config: Config, bench: Bench) -> Any:
     return build_network(config.model, 0).get_parameter("up.1.0.resnet.junction.shift.offsets")
 
 
+def cached_images(config: Config, bench: Bench) -> Any:
+    """Samples of a network with random weights, as a run's network makes them."""
+    network = random_network(config.model, torch.float32)
+    stage, grid = Stage(network, mock.Mock()), mock.Mock(**{"pipe.degree": 1})
+    opened = partial(open_predict, stage, grid, config.model, config.sampling.cache_threshold, HitRate())
+    request = ImageRequest([0, 1], [0, 1], seed=0)
+    return generate(request, config, opened, torch.device("cpu"), 0, 1, lambda part: part)
+
+
 def images(config: Config, bench: Bench) -> Any:
     """Samples of a made-up network."""
 
@@ -100,7 +113,7 @@ def images(config: Config, bench: Bench) -> Any:
         return 2 * x_t + labels.view(-1, 1, 1, 1)
 
     request = ImageRequest([0, 1], [0, 1], seed=0)
-    return generate(request, config, predict, torch.device("cpu"), 0, 1, lambda part: part)
+    return generate(request, config, lambda: predict, torch.device("cpu"), 0, 1, lambda part: part)
 
 
 def data(config: Config, bench: Bench) -> Any:

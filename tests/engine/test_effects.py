@@ -154,6 +154,7 @@ ROWS: dict[str, Row] = {
     "sampling.guidance_interval": Row([0.2, 0.6], probes.images),
     "sampling.guidance_rescale": Row(0.7, probes.images),
     "sampling.eta": Row(1.0, probes.images),
+    "sampling.cache_threshold": Row(0.5, probes.cached_images),
     "sampling.clip_x0": Row(True, probes.images),
     "data.name": Row("image_folder", probes.data, {**FOLDER, "data.name": "ids"}),
     "data.path": Row("{other}", probes.data, FOLDER),
