@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ablations.judge import Effort, Judge, train_features
+from ablations.judge import Effort, Judge
 from ablations.recipes import ALL_THAT_HELPED, PLAIN, PLAIN_SETTINGS, Settings, combine, recipes
 from ablations.runs import Curve, Task, begin, run
 from ablations.subjects import SUBJECTS, Subject
@@ -32,6 +32,7 @@ from tqdm import tqdm
 from megadiff.config.load import load_config
 from megadiff.config.schema import Config
 from megadiff.errors import ConfigError, MegadiffError
+from megadiff.evaluation.features import train_features
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLISHED = (
@@ -162,7 +163,8 @@ class Experiment:
     def _write_judge(self) -> Path:
         """The judge with its feature network, as all workers load it."""
         classes = int(self.subject.settings["model.num_classes"])
-        features = train_features(self.subject.training, classes, self.budget.feature_steps)
+        training = self.subject.training
+        features = train_features(training.images, training.labels, classes, self.budget.feature_steps)
         file = self.work_dir / "judge.pt"
         torch.save(Judge(features, self.subject.held_out, self.budget.effort), file)
         return file

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 import torch
 from pictures import Pictures
-from torch import Tensor, nn
-from torch.nn import functional
 
 from megadiff.diffusion.prediction import to_x0_and_noise
 from megadiff.diffusion.schedule import NoiseSchedule, schedule_of
 from megadiff.engine.inference import Network
 from megadiff.evaluation.distances import frechet_distance, kernel_distance
+from megadiff.evaluation.features import FeatureNet
 from megadiff.sampling.generate import ImageRequest
 
 NUM_LEVELS = 10
@@ -39,42 +38,6 @@ class Errors:
 
     x0: float
     noise: float
-
-
-class FeatureNet(nn.Module):
-    """A small convolutional classifier; the distances live in the input of its last layer, (B, 64)."""
-
-    def __init__(self, channels: int, classes: int, size: int) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(channels, 16, 3, stride=2, padding=1)
-        self.second = nn.Conv2d(16, 32, 3, stride=2, padding=1)
-        self.hidden = nn.Linear(32 * math.ceil(size / 4) ** 2, 64)
-        self.last = nn.Linear(64, classes)
-
-    def features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) in [-1, 1] -> (B, 64)."""
-        maps = functional.relu(self.second(functional.relu(self.first(images))))
-        return functional.relu(self.hidden(maps.flatten(1)))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) in [-1, 1] -> (B, classes) logits."""
-        return self.last(self.features(images))
-
-
-def train_features(pictures: Pictures, classes: int, steps: int) -> FeatureNet:
-    """The feature network of a benchmark run, always from the same seed."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        _, channels, size, _ = pictures.images.shape
-        network = FeatureNet(channels, classes, size)
-        optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
-        for step in range(steps):
-            batch = pictures.batch(step, 64, 0)
-            loss = functional.cross_entropy(network(batch.images), batch.labels)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return network.eval().requires_grad_(False)
 
 
 class Judge:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ablations.judge import Effort, FeatureNet, Judge, timesteps_of_levels
+from ablations.judge import Effort, Judge, timesteps_of_levels
 from ablations.recipes import PLAIN, Settings, combine
 from ablations.runs import Curve, Point, reached
 from ablations.tables import gain, gains_in_steps, loss_of, step_of, table
@@ -18,6 +18,7 @@ from megadiff.config.load import load_config
 from megadiff.config.schema import Config
 from megadiff.diffusion.prediction import target
 from megadiff.diffusion.schedule import make_schedule, schedule_of
+from megadiff.evaluation.features import FeatureNet
 
 ROOT = Path(__file__).resolve().parents[2]
 
