@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+_ELEMENTS = 2**24  # of a block of kernel values: 128 MiB
+
 
 def frechet_distance(features: Tensor, others: Tensor) -> float:
     """Squared Frechet distance of the Gaussians with the means and covariances of two sets (Heusel et al. 2017, eq. 6).
@@ -32,7 +34,8 @@ def kernel_distance(features: Tensor, others: Tensor) -> float:
         others: (M, D), M at least 2.
     """
     first, second = features.double(), others.double()
-    return _mean_of_pairs(first) + _mean_of_pairs(second) - 2 * float(_kernel(first, second).mean())
+    mixed = _kernel_sum(first, second) / (len(first) * len(second))
+    return _mean_of_pairs(first) + _mean_of_pairs(second) - 2 * mixed
 
 
 def _square_root(covariance: Tensor) -> Tensor:
@@ -40,11 +43,18 @@ def _square_root(covariance: Tensor) -> Tensor:
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
 
-def _kernel(some: Tensor, others: Tensor) -> Tensor:
-    return (some @ others.T / some.shape[1] + 1).pow(3)
+def _kernel(products: Tensor, dim: int) -> Tensor:
+    return (products / dim + 1).pow(3)
+
+
+def _kernel_sum(some: Tensor, others: Tensor) -> float:
+    """Over all pairs, by rows, so that any set fits."""
+    parts = some.split(max(1, _ELEMENTS // len(others)))
+    return float(torch.stack([_kernel(part @ others.T, some.shape[1]).sum() for part in parts]).sum())
 
 
 def _mean_of_pairs(features: Tensor) -> float:
     """Over pairs of different members."""
-    kernel, count = _kernel(features, features), len(features)
-    return float((kernel.sum() - kernel.trace()) / (count * (count - 1)))
+    count, dim = features.shape
+    own = float(_kernel(features.square().sum(1), dim).sum())
+    return (_kernel_sum(features, features) - own) / (count * (count - 1))

@@ -2,9 +2,13 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from scipy import linalg
+from torchmetrics.image.fid import FrechetInceptionDistance
 
+from megadiff.evaluation import distances
 from megadiff.evaluation.distances import frechet_distance, kernel_distance
 
 
@@ -67,3 +71,32 @@ def test_kernel_distance_against_a_sum_over_pairs() -> None:
     others = sum(kernel(second[i], second[j]) for i in range(5) for j in range(5) if i != j) / 20
     mixed = sum(kernel(x, y) for x in first for y in second) / 20
     assert kernel_distance(first, second) == pytest.approx(own + others - 2 * mixed, rel=1e-12)
+
+
+def test_frechet_distance_is_that_of_the_usual_matrix_root() -> None:
+    """scipy's root of the product of both covariances, as published FIDs are computed, and torchmetrics'."""
+    first, second = gaussian(300, 24, 0) @ gaussian(24, 24, 2), gaussian(200, 24, 1) @ gaussian(24, 24, 3) + 0.5
+    c1, c2 = np.cov(first.numpy(), rowvar=False), np.cov(second.numpy(), rowvar=False)
+    shift = first.mean(0).numpy() - second.mean(0).numpy()
+    expected = shift @ shift + np.trace(c1 + c2) - 2 * np.trace(linalg.sqrtm(c1 @ c2).real)
+    found = frechet_distance(first, second)
+    assert found == pytest.approx(float(expected), rel=1e-6)
+
+    metric = FrechetInceptionDistance(feature=Identity(), normalize=True).set_dtype(torch.float64)
+    metric.update(first, real=True)
+    metric.update(second, real=False)
+    assert found == pytest.approx(float(metric.compute()), rel=1e-6)
+
+
+class Identity(torch.nn.Module):
+    num_features = 24
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return features
+
+
+def test_kernel_distance_is_the_same_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = gaussian(50, 4, 0), gaussian(70, 4, 1) + 0.3
+    whole = kernel_distance(first, second)
+    monkeypatch.setattr(distances, "_ELEMENTS", 150)
+    assert kernel_distance(first, second) == pytest.approx(whole, rel=1e-12)
