@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from megadiff import __version__, cli_convert, cli_sample
+from megadiff import __version__, cli_convert, cli_evaluate, cli_sample
 from megadiff.dist.launcher import run_command
 
 
@@ -14,6 +14,7 @@ def _convert(argv: Sequence[str]) -> None:
 
 _COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
     "sample": (cli_sample.main, "make pictures from a run"),
+    "evaluate": (cli_evaluate.main, "judge pictures against real ones"),
     "convert": (_convert, "export weights under other names, or import them"),
 }
 

@@ -14,7 +14,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("parallel", "data", "sampling", "adapters"),
     ("checkpoint", "evaluation", "planner"),
     ("engine",),
-    ("cli_convert", "cli_sample"),
+    ("cli_convert", "cli_evaluate", "cli_sample"),
     ("cli", "__main__"),
     ("launch",),
 )

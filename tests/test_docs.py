@@ -10,6 +10,7 @@ DOCUMENTS = (
     "README.md",
     "CONTRIBUTING.md",
     "docs/configuration.md",
+    "docs/evaluation.md",
     "docs/methods.md",
     "docs/parallelism.md",
     "docker/Dockerfile",
