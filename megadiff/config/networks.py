@@ -58,9 +58,9 @@ def deciding_blocks(model: ModelConfig) -> int:
     return max(1, model.num_layers // 6)
 
 
-def cached_levels(model: ModelConfig) -> int:
-    """How many levels of a UNet may be reused: the three finest."""
-    return min(3, len(model.block_out_channels))
+def cached_level(model: ModelConfig) -> int:
+    """The level of a UNet whose features may be reused: the third, or the last of fewer."""
+    return min(3, len(model.block_out_channels)) - 1
 
 
 def schedule_shift(config: Config) -> float:

@@ -1,10 +1,12 @@
 """Reuses what parts of a network gave when a picture's features there are almost those of an earlier call.
 
-During sampling neighbouring calls differ little. Of a UNet the first three levels are parts, each on the way down and
-on the way up; deeper ones always run. Of a DiT the first blocks always run and decide for the rest. A part's features
-are compared by their cosine, for each position of the batch alone (a picture, and one of the two answers that guidance
-weighs): pictures whose features are new go through it together, the others keep the part's earlier result. Where a part
-keeps the shape of its features, the result is kept as what it added to them.
+During sampling neighbouring calls differ little. Of a UNet the third level (or the coarsest, if there are fewer) is
+reused, its way down and its way up apart. Finer levels carry the noise itself, which no call may miss: reusing them at
+the same threshold made errors four times as large. Deeper ones always run. Of a DiT the first blocks always run and
+decide for the rest. A part's features are compared by their cosine, for each position of the batch alone (a picture,
+and one of the two answers that guidance weighs): pictures whose features are new go through it together, the others
+keep the part's earlier result. Where a part keeps the shape of its features, the result is kept as what it added to
+them.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +15,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from megadiff.config.networks import cached_levels, deciding_blocks
+from megadiff.config.networks import cached_level, deciding_blocks
 from megadiff.config.schema import ModelConfig
 from megadiff.models.chain import Chain, State
 
-MAX_ENTRIES = 8
+MAX_ENTRIES = 2
 
 
 @dataclass
@@ -208,10 +210,10 @@ def cached_parts(chain: Chain, model: ModelConfig) -> list[Part]:
 
 def _group_of(name: str, model: ModelConfig) -> str | None:
     """What a layer is reused together with; None if it always runs."""
-    kind, *rest = name.split(".")
-    if model.name == "dit":
-        return "blocks" if kind == "blocks" and int(rest[0]) >= deciding_blocks(model) else None
-    return f"{kind}.{rest[0]}" if kind in ("down", "up") and int(rest[0]) < cached_levels(model) else None
+    kind, number = (*name.split("."), "")[:2]
+    if kind == "blocks":
+        return "blocks" if int(number) >= deciding_blocks(model) else None
+    return kind if kind in ("down", "up") and int(number) == cached_level(model) else None
 
 
 def _norms(features: Tensor) -> Tensor:
