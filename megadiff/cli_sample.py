@@ -14,7 +14,7 @@ from megadiff.errors import ConfigError, DataError
 
 if TYPE_CHECKING:  # torch stays away until the arguments are checked
     from megadiff.engine.conditions import Conditions
-    from megadiff.models.feature_cache import HitRate
+    from megadiff.engine.inference import Network
 
 _EPILOG = """examples:
   python launch/sample.py --checkpoint runs/demo --class clock --num-images 16 --seed 1
@@ -34,6 +34,8 @@ _SAMPLING: dict[str, dict[str, Any]] = {
     "guidance_interval": {"type": float, "nargs": 2, "metavar": ("LOW", "HIGH"), "help": "times at which it acts"},
     "guidance_rescale": {"type": float, "help": "0 to 1: mends the contrast that guidance adds"},
     "cache_threshold": {"type": float, "help": "cosine above which features are reused, such as 0.95; 1 reuses none"},
+    "dynamic_steps": {"metavar": "RULE", "help": "spectrum or seed: each picture chooses its steps, --steps at most"},
+    "text_guard": {"metavar": "NAME", "help": "strokes or module:function: short steps where it sees text"},
     "eta": {"type": float, "help": "0 is deterministic DDIM, 1 is ancestral"},
 }
 
@@ -80,7 +82,7 @@ def _make_grid(arguments: argparse.Namespace, config: Config, folder: Path, cond
     network = Network(config, folder, arguments.weights, here)
     wanted = ImageRequest([conditions.values[row] for row in shown], range(len(shown)), seed, arguments.batch_size)
     images = network.generate(wanted)
-    _tell_reuse(network.reused)
+    _tell_cost(network)
     if not here.is_first:
         return
     output: Path = arguments.output or arguments.checkpoint / f"samples_seed_{seed}"
@@ -122,7 +124,7 @@ def _make_requests(arguments: argparse.Namespace, config: Config, folder: Path, 
     started = time.perf_counter()
     made = run_queue(network, queue, lines)
     seconds = time.perf_counter() - started
-    _tell_reuse(network.reused)
+    _tell_cost(network)
     print_first(
         f"made {made} images in {seconds:.1f} s ({made / seconds:.2f} images/s), {len(lines) - made} were in {output}"
     )
@@ -130,7 +132,9 @@ def _make_requests(arguments: argparse.Namespace, config: Config, folder: Path, 
         raise DataError(f"{len(bad)} of {len(bad) + len(lines)} lines of {arguments.requests} were left out, see above")
 
 
-def _tell_reuse(reused: "HitRate") -> None:
+def _tell_cost(network: "Network") -> None:
+    print_first(f"the network gave {network.answers} answers on the first rank, two a call where guidance acts")
+    reused = network.reused
     if reused.lookups:
         print_first(f"feature cache: {reused.share:.0%} of {reused.lookups} lookups on the first rank reused a part")
 

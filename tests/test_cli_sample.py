@@ -171,6 +171,7 @@ def test_raw_weights_and_average_make_different_images(pools: Pools, run_dir: Pa
         ("--guidance-interval", "0.2", "0.6"),
         ("--guidance-rescale", "0.7"),
         ("--cache-threshold", "0.5"),
+        ("--dynamic-steps", "spectrum"),
         ("--eta", "1"),
     ],
     ids=lambda flags: flags[0],
@@ -229,6 +230,8 @@ def test_counts_must_be_positive(pools: Pools, run_dir: Path, flag: str, value: 
         (("--guidance-interval", "0.6", "0.2"), "sampling.guidance_interval = [0.6, 0.2] is empty"),
         (("--guidance", "1", "--guidance-rescale", "0.5"), "sampling.guidance_rescale = 0.5 has no effect with"),
         (("--steps", "0"), "sampling.steps = 0"),
+        (("--dynamic-steps", "seed", "--text-guard", "nowhere:f"), "sampling.text_guard = nowhere:f is not there"),
+        (("--text-guard", "strokes"), "sampling.text_guard = strokes has no effect with sampling.dynamic_steps = none"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(pools: Pools, run_dir: Path, flags: tuple[str, ...], message: str) -> None:

@@ -122,8 +122,10 @@ class SamplingConfig(Section):
     """How noise becomes images, with classifier-free guidance; also for the picture grids during training.
 
     `steps` is the number of noise levels; heun calls the network twice at all but the first. `guidance` acts between
-    two shares of time, 1 being noise; `guidance_rescale` gives guided answers the deviation of unguided ones.
-    Parts of the network whose input has a cosine above `cache_threshold` to an earlier one are reused; 1 reuses none.
+    two shares of time, 1 being noise; `guidance_rescale` gives guided answers the deviation of unguided ones. Parts of
+    the network whose input has a cosine above `cache_threshold` to an earlier one are reused; 1 reuses none. With
+    `dynamic_steps` each picture takes longer steps once it stands out of its noise, `steps` being the most, and
+    `text_guard` shortens them where it sees text.
     """
 
     solver: Literal[
@@ -152,6 +154,8 @@ class SamplingConfig(Section):
     eta: float = Field(0.0, ge=0, le=1)
     clip_x0: bool = False
     cache_threshold: float = Field(1.0, gt=0, le=1)
+    dynamic_steps: Literal["none", "spectrum", "seed"] = "none"
+    text_guard: str = "none"
 
 
 class DataConfig(Section):

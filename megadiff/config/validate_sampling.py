@@ -5,6 +5,8 @@ from megadiff.config.networks import deciding_blocks
 from megadiff.config.schema import Config
 from megadiff.errors import ConfigError
 
+DYNAMIC_SOLVERS = ("ddim", "euler", "dpmpp_1", "dpmpp_2m")
+
 
 def _guidance_needs_condition_dropout(config: Config) -> None:
     guidance = config.sampling.guidance
@@ -64,9 +66,44 @@ def _cache_has_a_part(config: Config) -> None:
         )
 
 
+def _steps_can_be_dynamic(config: Config) -> None:
+    """Strides are decided between calls of deterministic solvers, on the even grid, and batches shrink."""
+    sampling, parallel = config.sampling, config.parallel
+    if sampling.dynamic_steps == "none":
+        return
+    rule = f"sampling.dynamic_steps = {sampling.dynamic_steps}"
+    if sampling.solver not in DYNAMIC_SOLVERS or sampling.eta != 0:
+        raise ConfigError(
+            f"{rule} does not work with sampling.solver = {sampling.solver} and eta = {sampling.eta}; use solver = "
+            f"{' or '.join(DYNAMIC_SOLVERS)} with eta = 0"
+        )
+    for name, value, needed in (
+        ("timestep_spacing", sampling.timestep_spacing, "trailing"),
+        ("flow_shift", sampling.flow_shift, 1.0),
+        ("cache_threshold", sampling.cache_threshold, 1.0),
+    ):
+        if value != needed:
+            raise ConfigError(f"{rule} does not work with sampling.{name} = {value}; use {name} = {needed}")
+    if parallel.zero_stage == 3:
+        raise ConfigError(
+            f"{rule} calls the network as often as the pictures of a rank need, but parallel.zero_stage = 3 gathers it "
+            "on all ranks; use dynamic_steps = none or zero_stage = 2"
+        )
+
+
+def _text_guard_sees_pictures(config: Config) -> None:
+    guard, channels = config.sampling.text_guard, config.model.in_channels
+    if guard != "none" and channels not in (1, 3):
+        raise ConfigError(
+            f"sampling.text_guard = {guard} looks at pictures, but model.in_channels = {channels} are latents; use "
+            "text_guard = none"
+        )
+
+
 def _no_idle_sampling_settings(config: Config) -> None:
     sampling = config.sampling
     plain = "sampling.guidance = 1; remove it, or use for example guidance = 2"
+    even = "sampling.dynamic_steps = none; use dynamic_steps = spectrum"
     spacing = sampling.timestep_spacing
     by_noise = spacing in ("karras", "exponential")
     refuse_idle(
@@ -74,6 +111,7 @@ def _no_idle_sampling_settings(config: Config) -> None:
         (
             Idle("sampling", "eta", sampling.solver != "ddim", f"sampling.solver = {sampling.solver}; use ddim"),
             Idle("sampling", "flow_shift", by_noise, f"sampling.timestep_spacing = {spacing}; use trailing"),
+            Idle("sampling", "text_guard", sampling.dynamic_steps == "none", even),
             Idle("sampling", "guidance_interval", sampling.guidance == 1, plain),
             Idle("sampling", "guidance_rescale", sampling.guidance == 1, plain),
         ),
@@ -86,5 +124,7 @@ SAMPLING_CHECKS: tuple[Check, ...] = (
     _sampling_steps_exist,
     _cache_sees_whole_features,
     _cache_has_a_part,
+    _steps_can_be_dynamic,
+    _text_guard_sees_pictures,
     _no_idle_sampling_settings,
 )

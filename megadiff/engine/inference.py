@@ -32,6 +32,7 @@ class Network:
     Attributes:
         config: the settings it was trained with, on the layout of this process group.
         grid: the layout.
+        answers: how many positions of batches went through `open_predict` on this rank.
         reused: counts features that were reused on this rank, see `megadiff.models.feature_cache`.
     """
 
@@ -49,7 +50,7 @@ class Network:
         """
         layout = resolve_layout(config, process.world_size)
         self.config, self.device = config, process.device
-        self.reused = HitRate()
+        self.reused, self.answers = HitRate(), 0
         self.grid: Grid = make_grid(layout.pipeline, layout.data, layout.tensor, layout.folded)
         self._stage: Stage = build_stage(config, self.grid, process.device, torch.float32)
         together(lambda: _load(self._stage, config, checkpoint, "ema" if weights == "ema" else "model"))
@@ -60,7 +61,13 @@ class Network:
 
     def open_predict(self, cache_threshold: float) -> Predict:
         """`predict` for the calls of one batch of pictures, see `megadiff.parallel.forward.open_predict`."""
-        return open_predict(self._stage, self.grid, self.config.model, cache_threshold, self.reused)
+        opened = open_predict(self._stage, self.grid, self.config.model, cache_threshold, self.reused)
+
+        def counted(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+            self.answers += len(x_t)
+            return opened(x_t, t, labels)
+
+        return counted
 
     def generate(self, request: ImageRequest) -> Tensor:
         """(N, C, H, W) images on every rank; a collective call."""

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from megadiff.diffusion.condition import stack_conditions
 from megadiff.dist.agree import on_first
 from megadiff.engine.inference import Network
+from megadiff.sampling.dynamic import DynamicSampler
 from megadiff.sampling.images import METADATA_KEY, save_png
 from megadiff.sampling.requests import Line, batches
 from megadiff.sampling.sampler import Sampler, initial_noise, sampler_of
@@ -77,7 +78,7 @@ def _in_flight(network: Network, todo: Sequence[list[Line]], streams: int) -> It
     for stream in ready:
         stream.wait_stream(torch.cuda.current_stream(network.device))  # the weights are there
     under_way: deque[tuple[list[Line], Tensor]] = deque()
-    samplers: dict[str, Sampler] = {}
+    samplers: dict[str, Sampler | DynamicSampler] = {}
     for number, batch in enumerate(todo):
         with torch.cuda.stream(ready[number % streams]) if ready else contextlib.nullcontext():
             under_way.append((batch, _sample(network, batch, samplers)))
@@ -90,7 +91,7 @@ def _in_flight(network: Network, todo: Sequence[list[Line]], streams: int) -> It
     yield from under_way
 
 
-def _sample(network: Network, batch: Sequence[Line], samplers: dict[str, Sampler]) -> Tensor:
+def _sample(network: Network, batch: Sequence[Line], samplers: dict[str, Sampler | DynamicSampler]) -> Tensor:
     config, model, device = network.config, network.config.model, network.device
     key = batch[0].sampling.model_dump_json()
     if key not in samplers:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from megadiff.config.schema import Config, ModelConfig
 from megadiff.diffusion.condition import Condition, stack_conditions
+from megadiff.sampling.dynamic import DynamicSampler
 from megadiff.sampling.guidance import Predict
 from megadiff.sampling.sampler import Sampler, initial_noise, sampler_of
 
@@ -72,7 +73,7 @@ def _sample(
     request: ImageRequest,
     order: Sequence[int],
     model: ModelConfig,
-    sampler: Sampler,
+    sampler: Sampler | DynamicSampler,
     predict: Predict,
     device: torch.device,
 ) -> Tensor:

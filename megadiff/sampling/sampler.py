@@ -12,9 +12,11 @@ from megadiff.ops import philox
 from megadiff.ops.library import Kernels
 from megadiff.ops.philox import Purpose, Seed
 from megadiff.ops.solver_step import solver_step
+from megadiff.sampling.dynamic import DynamicSampler, make_rule
 from megadiff.sampling.grids import timestep_grid
 from megadiff.sampling.guidance import Guidance, Predict, predict_both
 from megadiff.sampling.solvers import Update, levels_of, make_updates
+from megadiff.sampling.strokes import load_detector
 
 
 def initial_noise(seed: Seed, image_ids: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
@@ -107,20 +109,34 @@ class Sampler:
         return both, self.guidance.scale
 
 
-def sampler_of(config: Config) -> Sampler:
+def sampler_of(config: Config) -> Sampler | DynamicSampler:
     """The sampler of a run's settings.
 
     Raises:
-        ConfigError: too many steps, or a prediction that cannot be inverted on this schedule.
+        ConfigError: too many steps, a prediction that cannot be inverted on this schedule, or a text guard that is not
+            there.
     """
-    sampling = config.sampling
-    schedule = schedule_of(config)
+    sampling, schedule = config.sampling, schedule_of(config)
+    if sampling.dynamic_steps != "none":
+        return _dynamic_sampler(config, schedule)
     timesteps = timestep_grid(sampling.timestep_spacing, schedule, sampling.steps, sampling.flow_shift)
-    guidance = Guidance(
-        sampling.guidance, config.model.num_classes, sampling.guidance_interval, sampling.guidance_rescale
-    )
+    guidance = _guidance_of(config)
     calls = make_calls(schedule, config.diffusion.prediction, timesteps, sampling.solver, guidance, sampling.eta)
     return Sampler(calls, guidance, sampling.clip_x0, config.train.kernels)
+
+
+def _dynamic_sampler(config: Config, schedule: NoiseSchedule) -> DynamicSampler:
+    sampling = config.sampling
+    detector = None if sampling.text_guard == "none" else load_detector(sampling.text_guard)
+    rule = make_rule(sampling.dynamic_steps, sampling.steps, schedule.num_train_timesteps, detector)
+    order = 2 if sampling.solver == "dpmpp_2m" else 1
+    guidance = _guidance_of(config)
+    return DynamicSampler(schedule, config.diffusion.prediction, guidance, rule, order, sampling.clip_x0)
+
+
+def _guidance_of(config: Config) -> Guidance:
+    sampling = config.sampling
+    return Guidance(sampling.guidance, config.model.num_classes, sampling.guidance_interval, sampling.guidance_rescale)
 
 
 def make_calls(

@@ -110,7 +110,7 @@ def multistep(levels: Sequence[Level], order: int, stochastic: bool = False) -> 
     """DPM-Solver++(kM): continues the predictions of the last k levels."""
     updates = []
     for i, (start, end) in enumerate(_steps(levels)):
-        kept, weights, noise = _exponential_step(start, end, _nodes(levels, i, max(0, i - order + 1)), stochastic)
+        kept, weights, noise = exponential_step(start, end, _nodes(levels, i, max(0, i - order + 1)), stochastic)
         updates.append(Update(i, (kept, *_three(weights)), noise=((i, noise),) if noise else ()))
     return updates
 
@@ -126,8 +126,8 @@ def singlestep(levels: Sequence[Level], order: int, stochastic: bool = False) ->
     for i, (before, end) in enumerate(_steps(levels)):
         if i - first == order or levels[first].alpha == 0:
             first, path = i, []
-        kept, weights, _ = _exponential_step(levels[first], end, _nodes(levels, i, first), stochastic)
-        last_kept, _, noise = _exponential_step(before, end, [before], stochastic)
+        kept, weights, _ = exponential_step(levels[first], end, _nodes(levels, i, first), stochastic)
+        last_kept, _, noise = exponential_step(before, end, [before], stochastic)
         path = [*((draw, weight * last_kept) for draw, weight in path), *([(i, noise)] if noise else [])]
         corrector = _FROM_LAST_BASE if i > first else ()
         updates.append(Update(i, (kept, *_three(weights)), corrector, tuple(path)))
@@ -138,11 +138,11 @@ def unipc(levels: Sequence[Level]) -> list[Update]:
     """UniPC of order 2 with B(h) = e^h - 1: a two-step predictor, and a corrector through three predictions."""
     updates = []
     for i, (start, end) in enumerate(_steps(levels)):
-        kept, weights, _ = _exponential_step(start, end, _nodes(levels, i, max(0, i - 1)), stochastic=False)
+        kept, weights, _ = exponential_step(start, end, _nodes(levels, i, max(0, i - 1)), stochastic=False)
         corrector: tuple[float, float, float, float] | tuple[()] = ()
         if i > 0 and levels[i - 1].alpha > 0:
             nodes = _nodes(levels, i, max(0, i - 2))
-            last_kept, of_nodes, _ = _exponential_step(levels[i - 1], start, nodes, stochastic=False)
+            last_kept, of_nodes, _ = exponential_step(levels[i - 1], start, nodes, stochastic=False)
             of_this, of_last, of_before = _three(of_nodes)
             corrector = (last_kept, of_last, of_before, of_this)
         updates.append(Update(i, (kept, *_three(weights)), corrector))
@@ -163,10 +163,10 @@ def _three(weights: Sequence[float]) -> tuple[float, float, float]:
     return padded[0], padded[1], padded[2]
 
 
-def _exponential_step(
+def exponential_step(
     start: Level, end: Level, nodes: Sequence[Level], stochastic: bool
 ) -> tuple[float, list[float], float]:
-    """Weights of x at `start`, of the predictions at `nodes` and of fresh noise in x at `end`.
+    """Weights of x at `start`, of the predictions at `nodes` and of fresh noise in x at `end`, which has noise.
 
     The polynomial through three nodes is integrated exactly. For two, the published solvers (DPM-Solver++(2M), UniPC's
     rho) put half of the integral of a constant where that of a line is a little more.

@@ -106,7 +106,34 @@ BROKEN: Cases = {
             {"model.num_layers": 2},
         )
     ],
+    "_steps_can_be_dynamic": [
+        (
+            {"sampling.dynamic_steps": "spectrum", **settings},
+            ("dynamic_steps = spectrum", *said),
+            {"sampling.dynamic_steps": "none"},
+        )
+        for settings, said in (
+            ({"sampling.solver": "unipc"}, ("solver = unipc", "dpmpp_2m")),
+            ({"sampling.eta": 0.5}, ("eta = 0.5", "eta = 0")),
+            ({"sampling.timestep_spacing": "karras"}, ("timestep_spacing = karras", "= trailing")),
+            ({"sampling.flow_shift": 3.0}, ("flow_shift = 3.0", "= 1.0")),
+            ({"sampling.cache_threshold": 0.9}, ("cache_threshold = 0.9", "= 1.0")),
+            ({"parallel.zero_stage": 3}, ("zero_stage = 3", "zero_stage = 2")),
+        )
+    ],
+    "_text_guard_sees_pictures": [
+        (
+            {**LATENTS, "model.in_channels": 4, "sampling.dynamic_steps": "spectrum", "sampling.text_guard": "strokes"},
+            ("text_guard = strokes", "in_channels = 4"),
+            {"sampling.text_guard": "none"},
+        )
+    ],
     "_no_idle_sampling_settings": [
+        (
+            {"sampling.text_guard": "strokes"},
+            ("text_guard = strokes", "dynamic_steps = none"),
+            {"sampling.dynamic_steps": "seed"},
+        ),
         (
             {"sampling.eta": 0.5, "sampling.solver": "ddpm"},
             ("eta = 0.5", "solver = ddpm"),

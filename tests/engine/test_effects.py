@@ -154,6 +154,8 @@ ROWS: dict[str, Row] = {
     "sampling.guidance_interval": Row([0.2, 0.6], probes.images),
     "sampling.guidance_rescale": Row(0.7, probes.images),
     "sampling.eta": Row(1.0, probes.images),
+    "sampling.dynamic_steps": Row("spectrum", probes.images),
+    "sampling.text_guard": Row("tests.sampling.networks:sees_text", probes.images, {"sampling.dynamic_steps": "seed"}),
     "sampling.cache_threshold": Row(0.5, probes.cached_images),
     "sampling.clip_x0": Row(True, probes.images),
     "data.name": Row("image_folder", probes.data, {**FOLDER, "data.name": "ids"}),

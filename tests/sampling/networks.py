@@ -68,6 +68,11 @@ def exact_denoiser(schedule: NoiseSchedule, prediction: str) -> Predict:
     return predict
 
 
+def sees_text(images: Tensor) -> Tensor:
+    """A detector that finds text everywhere."""
+    return torch.ones(len(images), dtype=torch.bool)
+
+
 def smooth_network(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
     """Some nonlinear function of each sample alone."""
     return (x_t + 0.3 * labels.view(-1, 1, 1, 1)).sin() * (1.0 + t.view(-1, 1, 1, 1) / 1000.0)
