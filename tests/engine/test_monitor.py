@@ -21,6 +21,7 @@ from megadiff.engine.engine import StepResult
 from megadiff.engine.generate import preview
 from megadiff.engine.monitor import Monitor
 from megadiff.engine.run_folder import RunFolder
+from megadiff.sampling.guidance import Predict
 from tests.engine.runs import RUN_SECONDS, log_lines, tiny_config, train_well
 from tests.parity.jobs import ready_engine
 from tests.parity.networks import parity_config
@@ -193,12 +194,17 @@ def make_grids(config: Config) -> GridReport:
     before = _parameters(engine.chain)
     seen: list[list[torch.Tensor]] = []
 
-    def watching(*inputs: torch.Tensor) -> torch.Tensor:
-        seen.append(_parameters(engine.chain))
-        return predict(*inputs)
+    def opened() -> Predict:
+        predict = open_predict()
 
-    predict = engine.predict
-    with mock.patch.object(engine, "predict", watching):
+        def watching(*inputs: torch.Tensor) -> torch.Tensor:
+            seen.append(_parameters(engine.chain))
+            return predict(*inputs)
+
+        return watching
+
+    open_predict = engine.open_predict
+    with mock.patch.object(engine, "open_predict", opened):
         images = preview(engine, range(engine.config.model.num_classes), 2)
     after = _parameters(engine.chain)
     with mock.patch.object(engine, "ema", None):
