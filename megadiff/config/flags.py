@@ -1,5 +1,4 @@
-"""The command line of a training run: every dotted key, Megatron's names for some of them, and a few own "
-"flags."""
+"""The command line of a training run: every dotted key, Megatron's names for some of them, and a few own flags."""
 
 import argparse
 import json
@@ -57,6 +56,8 @@ ALIASES: dict[str, Alias] = {
     "--data-path": Alias("data.path"),
     "--save-interval": Alias("checkpoint.save_every_steps"),
     "--log-interval": Alias("monitor.log_every_steps"),
+    # Ours, for what is often set by hand.
+    "--evaluate-every-steps": Alias("monitor.evaluate_every_steps"),
 }
 
 
@@ -215,7 +216,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_aliases(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("Megatron names")
+    group = parser.add_argument_group("other names")
     for flag, alias in ALIASES.items():
         if alias.constant is None:
             group.add_argument(flag, action=_Set, dest=alias.key, metavar="V", help=f"= --{alias.key}")

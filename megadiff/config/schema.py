@@ -268,11 +268,19 @@ class CheckpointConfig(Section):
 
 
 class MonitorConfig(Section):
-    """What is shown while the run goes on. `sample_every_steps` 0 makes no pictures."""
+    """What is shown while the run goes on. `sample_every_steps` 0 makes no pictures.
+
+    Every `evaluate_every_steps` (0 for never) as many pictures are made as real ones are chosen, `evaluate_images`, and
+    compared in the space `evaluate_features`: `embedded`, `inception` with its `evaluate_weights`, or a local folder.
+    """
 
     log_every_steps: int = Field(10, gt=0)
     sample_every_steps: int = Field(500, ge=0)
     samples_per_class: int = Field(4, gt=0)
+    evaluate_every_steps: int = Field(0, ge=0)
+    evaluate_images: int = Field(256, gt=5)  # density and coverage look at five other pictures
+    evaluate_features: str = "embedded"
+    evaluate_weights: str | None = None
     tensorboard: bool = True
 
 

@@ -4,6 +4,7 @@ from megadiff.config.checks import Check, Idle, refuse_idle, shown
 from megadiff.config.schema import Config, DataConfig, OptimizerConfig
 from megadiff.config.validate_diffusion import DIFFUSION_CHECKS
 from megadiff.config.validate_models import MODEL_CHECKS
+from megadiff.config.validate_monitor import MONITOR_CHECKS
 from megadiff.config.validate_parallel import PARALLEL_CHECKS
 from megadiff.config.validate_progressive import PROGRESSIVE_CHECKS, check_stages
 from megadiff.config.validate_sampling import SAMPLING_CHECKS
@@ -184,6 +185,7 @@ def checks_for(network: str) -> tuple[Check, ...]:
         *DIFFUSION_CHECKS,
         *SAMPLING_CHECKS,
         *CHECKS,
+        *MONITOR_CHECKS,
         *PARALLEL_CHECKS[network],
         *PROGRESSIVE_CHECKS,
     )

@@ -7,10 +7,18 @@ from megadiff.diffusion.condition import Condition
 from megadiff.errors import DataError
 
 
+def without_repeats(dataset: Dataset) -> Dataset:
+    """The data set in which each picture counts once."""
+    return dataset.pictures if isinstance(dataset, BalancedDataset) else dataset
+
+
 class BalancedDataset:
     """A view of a data set in which each class has as many entries as the largest one.
 
     Entry i of a class with q pictures is its picture i modulo q, so an epoch shows each of them nearly equally often.
+
+    Attributes:
+        pictures: the data set itself.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -19,7 +27,7 @@ class BalancedDataset:
         Raises:
             DataError: a class has no picture.
         """
-        self._dataset = dataset
+        self.pictures = dataset
         members: list[list[int]] = [[] for _ in dataset.class_names]
         for index, label in enumerate(dataset.labels):
             members[label].append(index)
@@ -32,17 +40,17 @@ class BalancedDataset:
     @property
     def class_names(self) -> tuple[str, ...]:
         """The name of class k at position k."""
-        return self._dataset.class_names
+        return self.pictures.class_names
 
     @property
     def fingerprint(self) -> str:
         """A hash that changes with the content, its order or the classes."""
-        return hash_parts(("balanced", self._dataset.fingerprint))
+        return hash_parts(("balanced", self.pictures.fingerprint))
 
     @property
     def labels(self) -> list[int]:
         """The class of each entry."""
-        labels = self._dataset.labels
+        labels = self.pictures.labels
         return [labels[index] for index in self._entries]
 
     def __len__(self) -> int:
@@ -51,4 +59,4 @@ class BalancedDataset:
 
     def load(self, index: int) -> tuple[Tensor, Condition]:
         """Return the picture of an entry and its class."""
-        return self._dataset.load(self._entries[index])
+        return self.pictures.load(self._entries[index])

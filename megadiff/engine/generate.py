@@ -1,6 +1,6 @@
 """Images from an engine's or a loaded network's prediction, on any layout."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -43,6 +43,19 @@ def preview_conditions(config: Config, dataset: Dataset) -> list[Condition]:
 def preview(engine: Engine, rows: Sequence[Condition], per_row: int) -> Tensor:
     """`per_row` images of each condition in turn from the averaged weights, always of the same noise; collective."""
     conditions = [condition for condition in rows for _ in range(per_row)]
-    request = ImageRequest(conditions, range(len(conditions)), seed=engine.config.train.seed)
+    return torch.cat(list(averaged_images(engine, conditions, len(conditions))))
+
+
+def averaged_images(engine: Engine, conditions: Sequence[Condition], at_once: int) -> Iterator[Tensor]:
+    """Images (B, C, H, W) of conditions from the averaged weights, always of the same noise; a collective call.
+
+    The former weights are back when the last part has been taken.
+
+    Args:
+        at_once: most images of a part, over all ranks.
+    """
     with engine.averaged_weights():
-        return generate_on_grid(request, engine.config, engine.open_predict, engine.device, engine.grid.data)
+        for start in range(0, len(conditions), at_once):
+            ids = range(len(conditions))[start : start + at_once]
+            request = ImageRequest([conditions[number] for number in ids], ids, seed=engine.config.train.seed)
+            yield generate_on_grid(request, engine.config, engine.open_predict, engine.device, engine.grid.data)

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from megadiff.config.schema import Config
 from megadiff.dist.devices import device_name, model_flops_utilisation, peak_flops
 from megadiff.engine.engine import StepResult
+from megadiff.engine.quality import QualityReport
 from megadiff.engine.run_folder import RunFolder
 from megadiff.models.flops import training_flops
 from megadiff.sampling.images import grid, save_png
@@ -123,6 +124,19 @@ class Monitor:
             self.board.add_image("Generated", picture, step)
         return path
 
+    def show_quality(self, step: int, report: QualityReport) -> None:
+        """Writes the figures of a step: a line in `quality.jsonl`, one that is printed, and TensorBoard."""
+        figures = {name: getattr(report.quality, name) for name in _FIGURES}
+        line = {"step": step, **figures, "num_images": report.num_images, "size": report.size}
+        line |= {"features": report.features, "fingerprint": report.fingerprint}
+        with self.folder.quality.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        self.tell(f"quality at step {step}: {shown}  ({report.num_images} pictures, {report.features})")
+        if self.board is not None:
+            for name, value in figures.items():
+                self.board.add_scalar(f"Quality/{name}", value, step)
+
     def tell(self, line: str) -> None:
         """Prints a line without breaking the progress bar."""
         tqdm.write(line)
@@ -154,6 +168,9 @@ class SilentMonitor(Monitor):
     def show_samples(self, step: int, images: Tensor, per_row: int) -> Path | None:
         return None
 
+    def show_quality(self, step: int, report: QualityReport) -> None:
+        pass
+
     def tell(self, line: str) -> None:
         pass
 
@@ -161,6 +178,7 @@ class SilentMonitor(Monitor):
         pass
 
 
+_FIGURES = ("frechet", "kernel", "precision", "recall", "density", "coverage")
 _BOARD_TAGS = {
     "loss": "Loss/train",
     "grad_norm": "GradNorm/global",

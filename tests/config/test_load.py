@@ -127,6 +127,10 @@ def test_megatron_names_reach_their_keys() -> None:
     assert config.optimizer.lr == 2e-4
 
 
+def test_own_short_names_reach_their_keys() -> None:
+    assert parse_command_line(["--evaluate-every-steps", "50"]).config.monitor.evaluate_every_steps == 50
+
+
 def test_every_alias_names_an_existing_key() -> None:
     assert {alias.key for alias in ALIASES.values()} <= FIELDS.keys()
 

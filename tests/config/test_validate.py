@@ -10,9 +10,15 @@ from megadiff.config.networks import FIELDS_OF_NETWORK
 from megadiff.config.schema import Config, ModelConfig
 from megadiff.config.validate import checks_for
 from megadiff.errors import ConfigError
-from tests.config import broken_diffusion, broken_models, broken_parallel, broken_run
+from tests.config import broken_diffusion, broken_models, broken_monitor, broken_parallel, broken_run
 
-TABLES = (broken_models.BROKEN, broken_diffusion.BROKEN, broken_run.BROKEN, broken_parallel.BROKEN)
+TABLES = (
+    broken_models.BROKEN,
+    broken_diffusion.BROKEN,
+    broken_run.BROKEN,
+    broken_parallel.BROKEN,
+    broken_monitor.BROKEN,
+)
 CASES = [(name, *case) for table in TABLES for name, cases in table.items() for case in cases]
 
 

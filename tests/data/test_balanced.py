@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from megadiff.data.balanced import BalancedDataset
+from megadiff.data.balanced import BalancedDataset, without_repeats
 from megadiff.data.dataset import InMemoryDataset
 from megadiff.errors import DataError
 
@@ -24,6 +24,11 @@ def test_classes_are_equally_frequent_and_complete() -> None:
     assert shown[5] == 3 and shown[6] == 2 and shown[7] == 5
     assert [view.load(i)[1] for i in range(len(view))] == view.labels
     assert view.fingerprint != source.fingerprint
+
+
+def test_without_repeats_each_picture_counts_once() -> None:
+    source = pictures((0, 0, 1), 2)
+    assert without_repeats(BalancedDataset(source)) is source and without_repeats(source) is source
 
 
 def test_a_class_without_pictures_is_named() -> None:

@@ -29,6 +29,7 @@ from megadiff.engine import trainer
 from megadiff.engine.build import make_objective
 from megadiff.engine.ema import ema_decay
 from megadiff.engine.optimizer import learning_rate, make_optimizer, set_learning_rate
+from megadiff.engine.quality import open_run_space
 from megadiff.models import build_network
 from megadiff.models.feature_cache import HitRate
 from megadiff.models.sizes import text_size
@@ -37,6 +38,7 @@ from megadiff.parallel.stage import DTYPES, Stage, build_stage, stage_layers
 from megadiff.sampling.generate import ImageRequest, generate
 from tests.engine.runs import checkpoints, log_steps, train_well
 from tests.models.networks import random_network
+from tests.parity.jobs import this_process
 from tests.parity.networks import random_value, seeded
 from tests.pool import WorkerPool
 
@@ -243,6 +245,23 @@ def run(config: Config, bench: Bench) -> Any:
     shown = sum(line.startswith("step ") for line in report.output.splitlines())
     has_board = (bench.path / "tensorboard").exists()
     return kept, kinds, log_steps(bench.path), pictures, shown, has_board
+
+
+def quality(config: Config, bench: Bench) -> Any:
+    """The figures that a whole run leaves."""
+    train_well(bench.pool, config, bench.path)
+    return (bench.path / "quality.jsonl").read_text().splitlines()
+
+
+def feature_space(config: Config, bench: Bench) -> Any:
+    """In which space the figures of a run would be."""
+    return bench.pool.run(_fingerprint_of_space, config=config, cache=bench.path)
+
+
+def _fingerprint_of_space(config: Config, cache: Path) -> str:
+    space = open_run_space(config, cache, this_process())
+    assert space is not None
+    return space.fingerprint
 
 
 def trained(config: Config, bench: Bench) -> Any:

@@ -23,6 +23,7 @@ from megadiff.errors import ConfigError, MegadiffError
 from tests.diffusion.weights import save_vae, save_vgg
 from tests.engine import probes
 from tests.engine.probes import Bench
+from tests.evaluation.sets import save_inception, save_vision
 from tests.pool import WorkerPool
 
 TINY: dict[str, Any] = {
@@ -87,6 +88,13 @@ def plain(value: Any) -> Any:
 
 SGD = {"optimizer.name": "sgd"}
 VGG = {"diffusion.perceptual_weight": 0.5, "diffusion.gram_weight": 1.0, "diffusion.vgg_path": "{vgg}"}
+JUDGED = {
+    **SHORT,
+    "train.steps": 2,
+    "monitor.evaluate_every_steps": 2,
+    "monitor.evaluate_images": 8,
+    "monitor.evaluate_features": "{vision}",
+}
 LATENTS = {"data.name": "latents", "data.path": "{folder}", "data.num_samples": 1024}
 ROWS: dict[str, Row] = {
     "model.name": Row("unet", probes.network, NO_DIT),
@@ -220,9 +228,25 @@ ROWS: dict[str, Row] = {
     "monitor.sample_every_steps": Row(0, probes.run, SHORT),
     "monitor.samples_per_class": Row(2, probes.run, SHORT),
     "monitor.tensorboard": Row(False, probes.run, SHORT),
+    "monitor.evaluate_every_steps": Row(1, probes.quality, JUDGED),
+    "monitor.evaluate_images": Row(9, probes.quality, JUDGED),
+    "monitor.evaluate_features": Row("{other_vision}", probes.quality, JUDGED),
+    "monitor.evaluate_weights": Row(
+        "{other_inception}",
+        probes.feature_space,
+        {**JUDGED, "monitor.evaluate_features": "inception", "monitor.evaluate_weights": "{inception}"},
+    ),
 }
 
 
+# Settings whose values name what the fixture `folders` has made.
+PATHS = (
+    "data.path",
+    "diffusion.vgg_path",
+    "diffusion.vae_path",
+    "monitor.evaluate_features",
+    "monitor.evaluate_weights",
+)
 # What one row with the tiny network cannot show has a test of its own below.
 OTHERS = {"model.preset", "optimizer.preset", "train.seed"}
 
@@ -243,13 +267,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for seed, prefix in enumerate(("", "other_")):
         made[f"{prefix}vgg"] = str(save_vgg(files / f"{prefix}vgg.pth", seed))
         made[f"{prefix}vae"] = str(save_vae(files / f"{prefix}vae", seed))
+        made[f"{prefix}vision"] = str(save_vision(files / f"{prefix}vision", seed))
+        made[f"{prefix}inception"] = str(save_inception(files / f"{prefix}inception.safetensors", seed=seed))
     return made
 
 
 def settings(row: Row, changes: Mapping[str, Any], folders: Mapping[str, str]) -> Config:
     """The config of a row, loaded as a user's would be."""
     values = {**copy.deepcopy(TINY), **row.base, **changes}
-    for key in ("data.path", "diffusion.vgg_path", "diffusion.vae_path"):
+    for key in PATHS:
         if values.get(key) is not None:
             values[key] = values[key].format(**folders)
     return load_config(None, values)

@@ -20,7 +20,9 @@ from megadiff.engine import monitor as monitor_module
 from megadiff.engine.engine import StepResult
 from megadiff.engine.generate import preview
 from megadiff.engine.monitor import Monitor
+from megadiff.engine.quality import QualityReport
 from megadiff.engine.run_folder import RunFolder
+from megadiff.evaluation.quality import Quality
 from megadiff.sampling.guidance import Predict
 from tests.engine.runs import RUN_SECONDS, log_lines, tiny_config, train_well
 from tests.parity.jobs import ready_engine
@@ -158,6 +160,28 @@ def test_latents_are_not_shown(tmp_path: Path) -> None:
     assert monitor.show_samples(1, torch.zeros(2, 4, 4, 4), per_row=1) is None
     monitor.close()
     assert not (tmp_path / "samples").exists()
+
+
+def test_figures_become_a_line_in_the_file_on_the_screen_and_in_tensorboard(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path)
+    monitor = Monitor(tiny_config(monitor__tensorboard=True), folder, 0, 9, 1, CPU)
+    found = {"frechet": 12.5, "kernel": -0.25, "precision": 0.75, "recall": 0.5, "density": 1.25, "coverage": 0.875}
+    quality = Quality(**found, inception_score=None, precision_neighbours=3, density_neighbours=5)
+    for step in (3, 6):
+        monitor.show_quality(step, QualityReport(quality, "quarters", "abc", num_images=8, size=4))
+    monitor.close()
+    about = {"num_images": 8, "size": 4, "features": "quarters", "fingerprint": "abc"}
+    lines = [json.loads(line) for line in folder.quality.read_text().splitlines()]
+    assert lines == [{"step": step, **found, **about} for step in (3, 6)]
+    shown = "frechet 12.5  kernel -0.25  precision 0.75  recall 0.5  density 1.25  coverage 0.875"
+    assert f"quality at step 6: {shown}  (8 pictures, quarters)\n" in capsys.readouterr().out
+    for name, value in found.items():
+        assert [(event.step, event.value) for event in board(folder).Scalars(f"Quality/{name}")] == [
+            (3, value),
+            (6, value),
+        ]
 
 
 def test_a_real_run_logs_what_its_steps_returned(pools: Mapping[int, WorkerPool], tmp_path: Path) -> None:

@@ -46,6 +46,12 @@ def test_a_complete_log_stays_byte_for_byte(tmp_path: Path) -> None:
     assert prepared(tmp_path, 5).log.read_text() == LINES
 
 
+def test_the_figures_are_cut_back_as_the_log_is(tmp_path: Path) -> None:
+    (tmp_path / "quality.jsonl").write_text(LINES + '{"step": 3, "fre')
+    folder = prepared(tmp_path, 3)
+    assert folder.quality.read_text() == "".join(LINES.splitlines(keepends=True)[:3])
+
+
 def test_a_fresh_run_drops_the_log_of_a_run_without_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(LINES)
     assert prepared(tmp_path, 0).log.read_text() == ""
@@ -53,5 +59,6 @@ def test_a_fresh_run_drops_the_log_of_a_run_without_checkpoint(tmp_path: Path) -
 
 def test_the_parts_lie_where_others_look_for_them(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    names = [path.name for path in (folder.log, folder.checkpoints, folder.samples, folder.tensorboard)]
-    assert names == ["log.jsonl", "checkpoints", "samples", "tensorboard"]
+    names = [path.name for path in (folder.log, folder.quality, folder.checkpoints, folder.samples)]
+    assert names == ["log.jsonl", "quality.jsonl", "checkpoints", "samples"]
+    assert [folder.tensorboard.name, folder.features.name] == ["tensorboard", ".features"]

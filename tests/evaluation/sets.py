@@ -44,9 +44,9 @@ def counting_space(factor: float = 1.0) -> tuple[CountingNetwork, FeatureSpace]:
     return network, FeatureSpace("quarters", network, fingerprint_of(network))
 
 
-def save_inception(path: Path, num_classes: int = 1008) -> Path:
+def save_inception(path: Path, num_classes: int = 1008, seed: int = 0) -> Path:
     """A seeded file of the names and shapes of the published one, with features of ordinary size."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     network = InceptionV3()
     for name, value in network.state_dict().items():
         if value.dim() == 4:
@@ -70,11 +70,11 @@ def save_vgg16(path: Path) -> Path:
     return path
 
 
-def save_vision(folder: Path) -> Path:
+def save_vision(folder: Path, seed: int = 0) -> Path:
     """DINOv2 of two layers, as transformers saves it."""
     from transformers import Dinov2Config, Dinov2Model
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     Dinov2Model(Dinov2Config(**sizes, image_size=16, patch_size=8)).save_pretrained(str(folder))
     _save_preparation(folder, 16)

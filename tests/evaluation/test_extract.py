@@ -62,5 +62,5 @@ def test_a_damaged_or_unwritable_cache_is_told_in_one_line(tmp_path: Path) -> No
     with pytest.raises(DataError, match=r"is damaged .*; delete it") as error:
         extract(open_files(folder, None, 1), space, WORK, cache)
     assert str(file) in str(error.value) and "\n" not in str(error.value)
-    with pytest.raises(DataError, match="choose another folder with --cache"):
+    with pytest.raises(DataError, match="choose another folder"):
         extract(open_files(folder, None, 1), space, WORK, folder / "00000.png")
