@@ -13,6 +13,7 @@ from megadiff.dist.launcher import launched_rank, launched_world_size, print_fir
 from megadiff.errors import ConfigError, DataError
 
 if TYPE_CHECKING:  # torch stays away until the arguments are checked
+    from megadiff.dist.process import Process
     from megadiff.engine.conditions import Conditions
     from megadiff.engine.inference import Network
 
@@ -20,6 +21,7 @@ _EPILOG = """examples:
   python launch/sample.py --checkpoint runs/demo --class clock --num-images 16 --seed 1
   python launch/sample.py --checkpoint runs/demo --num-images 4              # four of every class
   python launch/sample.py --checkpoint runs/demo --solver dpmpp_2m --steps 12
+  python launch/sample.py --checkpoint runs/demo --quantization int8       # about a quarter of the memory
   torchrun --nproc_per_node 2 launch/sample.py --checkpoint runs/demo --tensor-model-parallel-size 2
   torchrun --nproc_per_node 2 launch/sample.py --checkpoint runs/demo --requests list.jsonl   # goes on if run again
 """
@@ -69,7 +71,6 @@ def main(argv: Sequence[str]) -> None:
 def _make_grid(arguments: argparse.Namespace, config: Config, folder: Path, conditions: "Conditions") -> None:
     """As many pictures of each chosen condition as are asked for, in files and in one grid."""
     from megadiff.dist import process
-    from megadiff.engine.inference import Network
     from megadiff.sampling.generate import ImageRequest
     from megadiff.sampling.images import grid, save_png
 
@@ -79,7 +80,7 @@ def _make_grid(arguments: argparse.Namespace, config: Config, folder: Path, cond
     columns, seed = arguments.num_images or _NUM_IMAGES, arguments.seed or 0
     shown = [row for row in rows for _ in range(columns)]
     here = process.start(config.parallel.timeout_seconds)
-    network = Network(config, folder, arguments.weights, here)
+    network = _network(arguments, config, folder, here)
     wanted = ImageRequest([conditions.values[row] for row in shown], range(len(shown)), seed, arguments.batch_size)
     images = network.generate(wanted)
     _tell_cost(network)
@@ -97,7 +98,6 @@ def _make_requests(arguments: argparse.Namespace, config: Config, folder: Path, 
     """The pictures of a list; its bad lines are told first, and end the command with an error after the good ones."""
     from megadiff.checkpoint.index import INDEX_NAME
     from megadiff.dist import process
-    from megadiff.engine.inference import Network
     from megadiff.engine.queue import Queue, run_queue
     from megadiff.sampling.requests import read_requests
 
@@ -110,13 +110,13 @@ def _make_requests(arguments: argparse.Namespace, config: Config, folder: Path, 
     for name, idle in (("streams", 1), ("empty_cache_every", 0)):
         if on_cpu and getattr(arguments, name) != idle:
             raise ConfigError(f"{_flag(name)} has no effect on a CPU; remove it")
-    network = Network(config, folder, arguments.weights, here)
+    network = _network(arguments, config, folder, here)
     weights = hashlib.sha256((folder / INDEX_NAME).read_bytes()).hexdigest()[:16]
     source = {"checkpoint": f"{arguments.checkpoint.resolve().name}/{folder.name}", "index_sha256": weights}
     output: Path = arguments.output or arguments.checkpoint / arguments.requests.stem
     queue = Queue(
         output,
-        source | {"weights": arguments.weights},
+        source | {"weights": arguments.weights, "quantization": arguments.quantization},
         arguments.batch_size,
         arguments.streams,
         arguments.empty_cache_every,
@@ -139,6 +139,15 @@ def _tell_cost(network: "Network") -> None:
         print_first(f"feature cache: {reused.share:.0%} of {reused.lookups} lookups on the first rank reused a part")
 
 
+def _network(arguments: argparse.Namespace, config: Config, folder: Path, here: "Process") -> "Network":
+    from megadiff.engine.inference import Network
+
+    network = Network(config, folder, arguments.weights, here, arguments.quantization)
+    if network.quantized is not None:
+        print_first(f"quantization {arguments.quantization}: {network.quantized}")
+    return network
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="megadiff sample",
@@ -155,6 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--requests", type=Path, help="instead: a list of pictures to make, one JSON object a line")
     add("--output", type=Path, help="folder for the PNG files; default in the run folder, named after seed or list")
     add("--weights", choices=("ema", "raw"), default="ema", help="moving average (default) or raw weights")
+    add("--quantization", choices=("none", "int8"), default="none", help="of the weights; int8 needs torchao")
     sampling = parser.add_argument_group("sampling", "what is not given is as in the run")
     for name, settings in _SAMPLING.items():
         sampling.add_argument("--" + name.replace("_", "-"), **settings)
@@ -181,6 +191,11 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ConfigError("--class has no meaning beside --requests, where each line says it; remove it")
     elif arguments.streams != 1 or arguments.empty_cache_every != 0:
         raise ConfigError("--streams and --empty-cache-every need --requests; remove them")
+    if arguments.quantization == "int8" and arguments.tensor_model_parallel_size > 1:
+        raise ConfigError(
+            f"--quantization int8 needs --tensor-model-parallel-size 1 instead of "
+            f"{arguments.tensor_model_parallel_size}, as shards are not quantized; use data ranks or pipeline stages"
+        )
 
 
 def _flag(name: str) -> str:
