@@ -1,13 +1,14 @@
 """Fast sampling: each technique beside the plain alternative of fewer steps, one row a figure.
 
-Solvers are measured on a distribution whose exact flow is known.
+Solvers are measured on a distribution whose exact flow is known, int8 weights on small networks that are trained here
+at the first run (`sampling_rows/networks.py`).
 """
 
 import argparse
 
 import torch
 from report import add_report_arguments, print_rows, write_json
-from sampling_rows import loop, solvers
+from sampling_rows import int8, loop, solvers
 
 
 def main() -> None:
@@ -16,7 +17,7 @@ def main() -> None:
     add_report_arguments(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = [*solvers.rows(arguments.quick), *loop.rows(arguments.quick)]
+    rows = [*solvers.rows(arguments.quick), *loop.rows(arguments.quick), *int8.rows(arguments.quick)]
     print_rows(rows)
     if arguments.json:
         write_json(rows, arguments.json)
