@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import torch
 from report import Row
-from sampling_rows.networks import predict_of, trained
+from sampling_rows.networks import predict_of, psnr, sample, trained
 from torch import Tensor
 
 from megadiff.config.schema import Config
 from megadiff.models.chain import Chain
 from megadiff.models.int8 import held_bytes, quantize_int8
-from megadiff.sampling.generate import ImageRequest, generate
 
 _SOLVER, _STEPS = "dpmpp_2m", 20
 _IMAGES, _BATCH = 24, 24
@@ -55,17 +54,7 @@ def _quality(name: str, config: Config, ours: Chain, chain: Chain, count: int, i
 
 
 def _samples(config: Config, chain: Chain, steps: int, count: int) -> Tensor:
-    """The same seeds and classes for all."""
-    changes = {"solver": _SOLVER, "steps": steps}
-    config = config.model_copy(update={"sampling": config.sampling.model_copy(update=changes)})
-    conditions = [index % config.model.num_classes for index in range(count)]
-    request = ImageRequest(conditions, range(count), seed=0, batch_size=_BATCH)
-    return generate(request, config, predict_of(chain), torch.device("cpu"), 0, 1, lambda part: part)
-
-
-def psnr(found: Tensor, expected: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of each picture in dB, (N,); pixels are cut to [-1, 1] and span 2."""
-    return 10 * torch.log10(4 / (found.clamp(-1, 1) - expected.clamp(-1, 1)).square().mean((1, 2, 3)))
+    return sample(config, lambda: predict_of(chain), count, solver=_SOLVER, steps=steps)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ import contextlib
 import functools
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +21,7 @@ from megadiff.dist import process
 from megadiff.engine.trainer import train
 from megadiff.models.build import build_network
 from megadiff.models.chain import Chain
+from megadiff.sampling.generate import ImageRequest, generate
 from megadiff.sampling.guidance import Predict
 
 CACHE = Path(__file__).resolve().parents[2] / "build" / "sampling"
@@ -95,6 +96,31 @@ def predict_of(chain: Chain) -> Predict:
         return answer
 
     return predict
+
+
+def sample(config: Config, open_predict: Callable[[], Predict], count: int, **sampling: Any) -> Tensor:
+    """(N, C, H, W) pictures of the classes in turn, always of the same seed.
+
+    Args:
+        config: of the network.
+        open_predict: see `megadiff.sampling.generate.generate`.
+        count: N.
+        sampling: settings of `sampling` that differ from the config's.
+    """
+    config = config.model_copy(update={"sampling": config.sampling.model_copy(update=sampling)})
+    conditions = [index % config.model.num_classes for index in range(count)]
+    request = ImageRequest(conditions, range(count), seed=0, batch_size=count)
+    return generate(request, config, open_predict, torch.device("cpu"), 0, 1, lambda part: part)
+
+
+def psnr(found: Tensor, expected: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio of each picture in dB, (N,); pixels are cut to [-1, 1] and span 2."""
+    return 10 * torch.log10(4 / (found.clamp(-1, 1) - expected.clamp(-1, 1)).square().mean((1, 2, 3)))
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """L2 norm of the difference by that of what is expected."""
+    return float((found - expected).norm() / expected.norm())
 
 
 def _config(name: str, steps: int) -> Config:

@@ -19,6 +19,9 @@ _PAIRS = (
 _ORDERS = {"ddim": 1, "heun": 2, "dpmpp_2m": 2, "dpmpp_2s": 2, "dpmpp_3m": 3, "dpmpp_3s": 3, "unipc": 3}
 
 
+_FINE = 100_000  # timesteps: whole ones of a coarse schedule disturb the higher orders
+
+
 def rows(quick: bool) -> Iterator[Row]:
     """Errors with DDIM's at many steps beside them, then orders of convergence."""
     for solver, calls, ddim_calls, must, aim in _PAIRS:
@@ -30,10 +33,9 @@ def rows(quick: bool) -> Iterator[Row]:
                 limits = (must, aim) if name == "wide" else (None, None)
                 title = f"{solver} in {calls} calls against ddim in {ddim_calls}: {name} mixture, {schedule_name}"
                 yield Row(title, ours, other, "rms", ours / other, *limits, lower_is_better=True)
-    steps = 1000 if quick else 100_000  # whole timesteps of a coarse schedule disturb the higher orders
     for solver, order in _ORDERS.items():
         grid, name = ("trailing", "flow") if solver == "heun" else ("exponential", "hybrid")
-        schedule, calls = make_schedule(name, steps), 31 if solver == "heun" else 16
+        schedule, calls = make_schedule(name, _FINE), 31 if solver == "heun" else 16
         coarse, fine = (WIDE.error(solver, schedule, grid, count) for count in (calls, 2 * calls + calls % 2))
         found = math.log2(coarse / fine)
         yield Row(f"order of {solver}", found, order, "", found / order, 0.8)
