@@ -33,7 +33,7 @@ def rows(quick: bool) -> Iterator[Row]:
     for name in ("dit", "unet"):
         config, chain = trained(name, quick)
         opened, predict = partial(predict_of, chain), predict_of(chain)
-        reference = sample(config, opened, _BATCH, solver="dpmpp_2m", steps=8 if quick else _REFERENCE_STEPS)
+        reference = sample(config, opened, _BATCH, solver="dpmpp_2m", steps=16 if quick else _REFERENCE_STEPS)
         for solver in ("ddim", "dpmpp_2m"):
             found, calls = _counted(
                 config, predict, solver=solver, steps=8 if quick else _STEPS, dynamic_steps="spectrum"
