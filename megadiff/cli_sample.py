@@ -62,6 +62,9 @@ def main(argv: Sequence[str]) -> None:
     with CheckpointReader(folder) as reader:
         config = _settings(reader.config(), arguments)
     _check_pictures(config)
+    kind = config.model.condition
+    if arguments.classes and kind != "class":
+        raise ConfigError(f"--class has no meaning for a network with model.condition = {kind}; remove it")
     conditions = conditions_of(config.model, folder, arguments.condition)
     make = _make_requests if arguments.requests else _make_grid
     make(arguments, config, folder, conditions)
@@ -74,8 +77,6 @@ def _make_grid(arguments: argparse.Namespace, config: Config, folder: Path, cond
     from megadiff.sampling.generate import ImageRequest
     from megadiff.sampling.images import grid, save_png
 
-    if arguments.classes and conditions.kind != "class":
-        raise ConfigError(f"--class has no meaning for a network with model.condition = {conditions.kind}; remove it")
     rows = [conditions.number(text, "--class") for text in arguments.classes] or range(len(conditions.names))
     columns, seed = arguments.num_images or _NUM_IMAGES, arguments.seed or 0
     shown = [row for row in rows for _ in range(columns)]

@@ -81,10 +81,16 @@ def trained(name: str, quick: bool) -> tuple[Config, Chain]:
         quick: only a few steps, which are enough to see that a row runs.
     """
     config = _config(name, _QUICK_STEPS if quick else _STEPS[name])
+    return config, _load(config, find_checkpoint(run_folder(name, quick)))
+
+
+def run_folder(name: str, quick: bool) -> Path:
+    """The run folder of a trained network, see `trained`; made at its first use."""
+    config = _config(name, _QUICK_STEPS if quick else _STEPS[name])
     folder = CACHE / f"{name}-{hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]}"
     if not has_checkpoint(folder):
         _train(config, folder)
-    return config, _load(config, find_checkpoint(folder))
+    return folder
 
 
 def predict_of(chain: Chain) -> Predict:

@@ -117,7 +117,7 @@ def _is_done(line: Line, queue: Queue) -> bool:
     try:
         with Image.open(path) as picture:
             return picture.info.get(METADATA_KEY) == metadata(line, queue)
-    except (FileNotFoundError, OSError):
+    except OSError:
         return False
 
 
