@@ -99,6 +99,17 @@ def test_every_layout_makes_the_same_images(
     assert (found - expected).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("flags", [[], ["--tensor-model-parallel-size", "2"]], ids=["dp2", "tp2"])
+def test_reused_features_are_the_same_on_every_layout_that_can(
+    pools: Pools, run_dir: Path, tmp_path: Path, flags: list[str]
+) -> None:
+    arguments = ["--num-images", "1", "--steps", "12", "--cache-threshold", "0.9"]
+    expected = images_of(pools[1], run_dir, tmp_path / "one", *arguments)
+    found = images_of(pools[2], run_dir, tmp_path / "two", *arguments, *flags)
+    assert (found - expected).abs().max() < 1e-4
+    assert (expected - images_of(pools[1], run_dir, tmp_path / "all", *arguments[:-2])).abs().max() > 1e-4
+
+
 @pytest.mark.slow
 def test_torchrun_starts_it(pools: Pools, run_dir: Path, tmp_path: Path) -> None:
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "launch/sample.py"]

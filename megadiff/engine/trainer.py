@@ -28,6 +28,7 @@ from megadiff.engine.quality import Evaluator, check_enough_pictures, open_run_s
 from megadiff.engine.run_folder import RunFolder
 from megadiff.errors import CheckpointError
 from megadiff.evaluation.features import FeatureSpace
+from megadiff.sampling.sampler import sampler_of
 
 
 def train(config: Config, run_dir: Path, resume: str | None, process: Process) -> None:
@@ -46,6 +47,7 @@ def train(config: Config, run_dir: Path, resume: str | None, process: Process) -
     """
     for stage in training_stages(config):
         resolve_layout(stage.config, process.world_size)
+    sampler_of(config)  # a text guard that is not there would stop the run at its first preview
     folder = RunFolder(run_dir)
     dataset = together(lambda: open_dataset(config))
     config = with_warmup_steps(config, len(dataset))

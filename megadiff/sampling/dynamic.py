@@ -1,7 +1,7 @@
 """Steps whose length each picture chooses for itself, by how far it stands out of its noise."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,22 +15,6 @@ from megadiff.sampling.spectrum import high_band_share
 from megadiff.sampling.strokes import Detector
 
 _HYSTERESIS = 1.1
-
-
-@dataclass
-class CallCount:
-    """How often the network was asked.
-
-    Attributes:
-        calls, images: summed over all pictures, where both answers of guidance are one call.
-    """
-
-    calls: int = 0
-    images: int = 0
-
-    @property
-    def mean(self) -> float:
-        return self.calls / self.images if self.images else 0.0
 
 
 @dataclass(frozen=True)
@@ -92,7 +76,6 @@ class DynamicSampler:
         rule: how far each picture goes.
         order: 1 for DDIM, 2 for DPM-Solver++(2M).
         clip_x0: clamp every predicted x0 to [-1, 1].
-        count: adds up what was done.
     """
 
     schedule: NoiseSchedule
@@ -101,7 +84,6 @@ class DynamicSampler:
     rule: StepRule
     order: int
     clip_x0: bool = False
-    count: CallCount = field(default_factory=CallCount)
 
     @torch.no_grad()
     def __call__(self, predict: Predict, noise: Tensor, labels: Tensor, seed: Seed, image_ids: Tensor) -> Tensor:
@@ -110,13 +92,11 @@ class DynamicSampler:
         to_x0 = torch.stack(x0_weights(self.prediction, self.schedule.alpha, self.schedule.sigma), dim=1)
         levels = levels_of(self.schedule, range(last + 1))
         result = torch.empty_like(noise)
-        self.count.images += len(noise)
         rows = torch.arange(len(noise), device=noise.device)  # of the pictures that go on
         x_t, before = noise, noise  # and the prediction of the last step
         t, t_before = torch.full_like(rows, last), torch.full_like(rows, last)
         was_long = torch.zeros_like(rows, dtype=torch.bool)
         while len(rows):
-            self.count.calls += len(rows)
             to_m = _columns(to_x0[t.cpu()], x_t)
             m = to_m[0] * x_t + to_m[1] * self._answer(predict, x_t, t, labels)
             if self.clip_x0:
@@ -138,12 +118,11 @@ class DynamicSampler:
         if not any(acts):
             return predict(x_t, t, labels)[:, :channels].to(x_t.dtype)
         both = predict_both(predict, x_t, t, labels, self.guidance.num_classes)[:, :channels].to(x_t.dtype)
-        conditional = both.chunk(2)[0]
-        if self.guidance.rescale:
-            guided = self.guidance.rescaled(both, channels)
-        else:
-            guided = torch.lerp(both.chunk(2)[1], conditional, self.guidance.scale)
-        return torch.where(torch.tensor(acts, device=x_t.device).view(-1, 1, 1, 1), guided, conditional)
+        return torch.where(
+            torch.tensor(acts, device=x_t.device).view(-1, 1, 1, 1),
+            self.guidance.weigh(both, channels),
+            both.chunk(2)[0],
+        )
 
     def _weights(self, levels: Sequence[Level], before: Tensor, now: Tensor, following: Tensor) -> Tensor:
         """Weights of x_t, this prediction and the last one in the next x_t; (B, 3) float64 on the CPU."""

@@ -37,10 +37,12 @@ class Guidance:
         low, high = self.interval
         return self.scale != 1.0 and low <= time <= high
 
-    def rescaled(self, both: Tensor, channels: int) -> Tensor:
-        """The guided answer (B, C, H, W) with its deviation mended, of both answers (2B, C or 2C, H, W)."""
+    def weigh(self, both: Tensor, channels: int) -> Tensor:
+        """The guided answer (B, C, H, W), rescaled, of both answers (2B, C or 2C, H, W)."""
         conditional, null = both[:, :channels].chunk(2)
         guided = torch.lerp(null, conditional, self.scale)
+        if not self.rescale:
+            return guided
         deviation, wanted = (answer.flatten(1).std(dim=1).view(-1, 1, 1, 1) for answer in (guided, conditional))
         ratio = torch.where(deviation > 0, wanted / deviation, 1.0)
         return guided * (1.0 - self.rescale + self.rescale * ratio)

@@ -105,7 +105,7 @@ class Sampler:
             return predict(x_t, t, labels), None
         both = predict_both(predict, x_t, t, labels, self.guidance.num_classes)
         if self.guidance.rescale:
-            return self.guidance.rescaled(both, x_t.shape[1]), None
+            return self.guidance.weigh(both, x_t.shape[1]), None
         return both, self.guidance.scale
 
 

@@ -24,7 +24,7 @@ from megadiff.engine.quality import QualityReport
 from megadiff.engine.run_folder import RunFolder
 from megadiff.evaluation.quality import Quality
 from megadiff.sampling.guidance import Predict
-from tests.engine.runs import RUN_SECONDS, log_lines, tiny_config, train_well
+from tests.engine.runs import RUN_SECONDS, log_lines, run, tiny_config, train_well
 from tests.parity.jobs import ready_engine
 from tests.parity.networks import parity_config
 from tests.pool import WorkerPool
@@ -264,3 +264,12 @@ def test_the_grid_comes_from_the_average_and_the_weights_come_back(
         assert report.images.shape == (20, 3, 8, 8) and report.images.isfinite().all()
         assert not torch.allclose(report.images, report.raw_images, atol=1e-3)
         assert torch.equal(report.images, reports[0].images)
+
+
+def test_a_text_guard_that_is_not_there_is_refused_before_a_step(
+    pools: Mapping[int, WorkerPool], tmp_path: Path
+) -> None:
+    guard = {"sampling__dynamic_steps": "spectrum", "sampling__text_guard": "nowhere:f"}
+    report = run(pools[2], tiny_config(monitor__sample_every_steps=2, **guard), tmp_path / "run")
+    assert report.error.startswith("ConfigError: sampling.text_guard = nowhere:f is not there")
+    assert not (tmp_path / "run").exists()

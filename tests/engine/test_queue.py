@@ -21,6 +21,8 @@ REQUESTS: list[dict[str, Any]] = [
     {"class": 2, "seed": 5, "image": 3},
     {"class": 3, "seed": 2**40, "solver": "dpmpp_2m_sde", "steps": 4},
     {"class": 4, "seed": 9, "guidance": 1.0},
+    {"class": 0, "seed": 1, "dynamic_steps": "spectrum", "steps": 12},
+    {"class": 2, "seed": 2, "dynamic_steps": "spectrum", "steps": 12},
 ]
 
 
@@ -61,7 +63,7 @@ def test_every_layout_makes_the_same_files(
     assert not request(pools[1], run_dir, "--requests", str(listed), "--output", str(tmp_path / "one"))
     assert not request(pools[world_size], run_dir, "--requests", str(listed), "--output", str(tmp_path / "two"), *flags)
     expected, found = pixels(tmp_path / "one"), pixels(tmp_path / "two")
-    assert list(found) == [f"{number:06d}.png" for number in range(1, 6)] == list(expected)
+    assert list(found) == [f"{number:06d}.png" for number in range(1, 8)] == list(expected)
     for name, picture in expected.items():
         assert np.abs(picture - found[name]).max() <= 1, name
     assert not list((tmp_path / "two").glob("*.partial"))
@@ -95,14 +97,14 @@ def test_done_pictures_are_kept_and_changed_lines_made_anew(
         after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*.png")}
         return [name[5:6] for name in sorted(after) if after[name] != before.get(name)]
 
-    assert changed(pools[1]) == ["1", "2", "3", "4", "5"]
+    assert changed(pools[1]) == list("1234567")
     assert changed(pools[1]) == []
     (tmp_path / "out" / "000002.png").unlink()
     (tmp_path / "out" / "000003.png").write_bytes(b"cut short")
     assert changed(pools[2]) == ["2", "3"]
-    write(listed, [*REQUESTS[:4], {**REQUESTS[4], "seed": 10}])
+    write(listed, [*REQUESTS[:4], {**REQUESTS[4], "seed": 10}, *REQUESTS[5:]])
     assert changed(pools[1]) == ["5"]
-    assert changed(pools[1], "--weights", "raw") == ["1", "2", "3", "4", "5"]
+    assert changed(pools[1], "--weights", "raw") == list("1234567")
 
 
 def test_bad_lines_are_told_after_the_good_ones(pools: Pools, run_dir: Path, listed: Path, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_rescaled_guidance_has_the_conditional_deviation(rescale: float) -> None
     x_t, t, labels = batch()
     both = predict_both(Recorder(), x_t, t, labels, NUM_CLASSES) * torch.rand(6, 2, 4, 4, dtype=torch.float64)
     rule = Guidance(5.0, NUM_CLASSES, rescale=rescale)
-    found = rule.rescaled(both, channels=2)
+    found = rule.weigh(both, channels=2)
     for i in range(3):
         conditional, null = both[i], both[3 + i]
         guided = null + 5.0 * (conditional - null)
@@ -104,7 +104,7 @@ def test_rescaled_guidance_has_the_conditional_deviation(rescale: float) -> None
 def test_rescaling_takes_flat_answers_and_ignores_sigma() -> None:
     both = torch.ones(2, 4, 3, 3)
     both[:, 2:] = float("nan")
-    assert torch.equal(Guidance(3.0, NUM_CLASSES, rescale=0.7).rescaled(both, channels=2), torch.ones(1, 2, 3, 3))
+    assert torch.equal(Guidance(3.0, NUM_CLASSES, rescale=0.7).weigh(both, channels=2), torch.ones(1, 2, 3, 3))
 
 
 def test_the_sampler_rescales() -> None:
