@@ -1,2 +1,2 @@
-"""Settings of a run. Nothing in this package imports torch or DeepSpeed, so a bad setting fails in "
-"milliseconds."""
+"""Settings of a run. Nothing in this package imports torch or DeepSpeed, so a bad setting fails in
+milliseconds."""

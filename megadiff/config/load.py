@@ -1,5 +1,5 @@
-"""From files and command line to one checked `Config`. Precedence: command line, --config, preset, "
-"defaults."""
+"""From files and command line to one checked `Config`. Precedence: command line, --config, preset,
+defaults."""
 
 import re
 from collections.abc import Mapping, Sequence

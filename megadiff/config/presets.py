@@ -1,5 +1,5 @@
-"""Sizes of the published networks and of tiny ones for tests. A preset fills only what the config leaves "
-"out."""
+"""Sizes of the published networks and of tiny ones for tests. A preset fills only what the config leaves
+out."""
 
 from typing import Any
 
