@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from megadiff.dist.process import free_port
+from megadiff.dist.launcher import free_port
 
 START_SECONDS = 300.0
 JOB_SECONDS = 120.0

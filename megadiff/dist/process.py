@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as torch_dist
 
-from megadiff.dist.launcher import free_port
 from megadiff.errors import LaunchError
 
 
@@ -32,16 +31,13 @@ class Process:
 def start(timeout_seconds: int) -> Process:
     """Joins the process group that the launcher describes, or makes a group of one without a launcher.
 
-    Uses NCCL on CUDA and gloo elsewhere (also with DS_ACCELERATOR=cpu).
+    Uses NCCL on CUDA and gloo elsewhere (also with DS_ACCELERATOR=cpu). A group of one opens no port and sets
+    no variable that tells a program which it starts that a launcher did.
 
     Raises:
         LaunchError: the rendezvous address cannot be used; the message names the port and the option to change it.
     """
-    alone = "RANK" not in os.environ
-    if alone:
-        os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
-        os.environ["MASTER_PORT"] = str(free_port())
-    os.environ.setdefault("LOCAL_RANK", "0")
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it without asking whether it is there
     use_cuda = torch.cuda.is_available() and os.environ.get("DS_ACCELERATOR", "cuda") == "cuda"
     if not use_cuda:
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -52,27 +48,24 @@ def start(timeout_seconds: int) -> Process:
     elif "OMP_NUM_THREADS" not in os.environ:  # thread pools as wide as the machine would fight over its cores
         local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_ranks))
-    _init_deepspeed(use_cuda, timeout_seconds)
+    _init_deepspeed("nccl" if use_cuda else "gloo", datetime.timedelta(seconds=timeout_seconds))
     return Process(torch_dist.get_rank(), torch_dist.get_world_size(), local_rank, device)
 
 
-def _init_deepspeed(use_cuda: bool, timeout_seconds: int) -> None:
+def _init_deepspeed(backend: str, timeout: datetime.timedelta) -> None:
     import deepspeed
     from deepspeed.utils import logger
 
     logger.setLevel("WARNING")
     # torch 2.13 renames these two; the old names are the only ones that torch 2.10 has.
     warnings.filterwarnings("ignore", r"`torch.distributed.\w+_tensor` is deprecated", FutureWarning)
-    if not use_cuda:
+    if backend == "gloo":
         # The helper for shared-memory all-reduce compiles for more than a minute on its first use; gloo serves.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     try:
-        deepspeed.init_distributed(
-            "nccl" if use_cuda else "gloo",
-            auto_mpi_discovery=False,
-            verbose=False,
-            timeout=datetime.timedelta(seconds=timeout_seconds),
-        )
+        if "RANK" not in os.environ:  # DeepSpeed joins the group that it finds
+            torch_dist.init_process_group(backend, store=torch_dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False, timeout=timeout)
     except (torch_dist.DistNetworkError, torch_dist.DistStoreError) as error:
         address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = str(error).splitlines()[0]
