@@ -60,7 +60,7 @@ _MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             "model.name": "unet",
             "model.input_size": 16,
             "model.in_channels": 3,
-            "model.block_out_channels": (32, 64, 96),
+            "model.block_out_channels": (32, 48, 192),
             "model.transformer_layers_per_block": (0, 0, 1),
             "model.layers_per_block": 1,
             "model.norm_num_groups": 16,

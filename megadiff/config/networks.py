@@ -59,7 +59,7 @@ def deciding_blocks(model: ModelConfig) -> int:
 
 
 def cached_level(model: ModelConfig) -> int:
-    """The level of a UNet whose features may be reused: the third, or the last of fewer."""
+    """The level of a UNet, from 0, that is reused with all that lies within it: the third, or the last of fewer."""
     return min(3, len(model.block_out_channels)) - 1
 
 

@@ -1,7 +1,7 @@
 """Rules between the settings of sampling, and between them and the network's training."""
 
 from megadiff.config.checks import Check, Idle, refuse_idle, shown
-from megadiff.config.networks import deciding_blocks
+from megadiff.config.networks import cached_level, deciding_blocks
 from megadiff.config.schema import Config
 from megadiff.errors import ConfigError
 
@@ -63,6 +63,11 @@ def _cache_has_a_part(config: Config) -> None:
         raise ConfigError(
             f"sampling.cache_threshold = {threshold} reuses blocks after the first, but model.num_layers = "
             f"{model.num_layers}; use cache_threshold = 1"
+        )
+    if threshold < 1 and model.name == "unet" and cached_level(model) == 0:
+        raise ConfigError(
+            f"sampling.cache_threshold = {threshold} reuses a level of a UNet below the first, but "
+            f"model.block_out_channels = {list(model.block_out_channels)} has one; use cache_threshold = 1"
         )
 
 

@@ -1,12 +1,12 @@
 """Reuses what parts of a network gave when a picture's features there are almost those of an earlier call.
 
 During sampling neighbouring calls differ little. Of a UNet the third level (or the coarsest, if there are fewer) is
-reused, its way down and its way up apart. Finer levels carry the noise itself, which no call may miss: reusing them at
-the same threshold made errors four times as large. Deeper ones always run. Of a DiT the first blocks always run and
-decide for the rest. A part's features are compared by their cosine, for each position of the batch alone (a picture,
-and one of the two answers that guidance weighs): pictures whose features are new go through it together, the others
-keep the part's earlier result. Where a part keeps the shape of its features, the result is kept as what it added to
-them.
+reused together with all that lies within it, from its way down to its way up: what leaves it depends on nothing else
+but what enters, so that one comparison decides, and no deeper level is reused by itself. Finer levels carry the noise,
+which no call may miss; they always run. Of a DiT the first blocks always run and decide for the rest. A part's features
+are compared by their cosine, for each position of the batch alone (a picture, and one of the two answers that guidance
+weighs): pictures whose features are new go through it together, the others keep the part's earlier result. Where a part
+keeps the shape of its features, the result is kept as what it added to them.
 """
 
 from collections.abc import Callable, Sequence
@@ -213,7 +213,8 @@ def _group_of(name: str, model: ModelConfig) -> str | None:
     kind, number = (*name.split("."), "")[:2]
     if kind == "blocks":
         return "blocks" if int(number) >= deciding_blocks(model) else None
-    return kind if kind in ("down", "up") and int(number) == cached_level(model) else None
+    is_inside = kind == "mid" or (kind in ("down", "up") and int(number) >= cached_level(model))
+    return "levels" if is_inside else None
 
 
 def _norms(features: Tensor) -> Tensor:

@@ -104,7 +104,17 @@ BROKEN: Cases = {
             {"sampling.cache_threshold": 0.9, "model.num_layers": 1},
             ("cache_threshold = 0.9", "num_layers = 1"),
             {"model.num_layers": 2},
-        )
+        ),
+        (
+            {
+                "sampling.cache_threshold": 0.9,
+                "model.name": "unet",
+                "model.block_out_channels": [32],
+                "model.transformer_layers_per_block": [1],
+            },
+            ("cache_threshold = 0.9", "block_out_channels = [32]"),
+            {"sampling.cache_threshold": 1.0},
+        ),
     ],
     "_steps_can_be_dynamic": [
         (

@@ -41,7 +41,7 @@ def test_parts_are_the_network_bit_for_bit(name: str) -> None:
         assert torch.equal(FeatureCache(parts, 0.0, rate)(inputs), network(inputs))
 
 
-def test_the_first_blocks_and_all_levels_but_the_third_always_run() -> None:
+def test_the_first_blocks_and_the_first_two_levels_always_run() -> None:
     def kept(name: str) -> list[str]:
         model = NETWORKS[name]
         parts = cached_parts(random_network(model), model)
@@ -49,7 +49,12 @@ def test_the_first_blocks_and_all_levels_but_the_third_always_run() -> None:
 
     assert kept("dit") == ["embed", "blocks.0", "head"]
     levels = {".".join(layer.split(".")[:2]) for layer in kept("unet of five levels")}
-    assert levels == {"embed", "mid.0", "head", *(f"{way}.{level}" for way in ("down", "up") for level in (0, 1, 3, 4))}
+    assert levels == {"embed", "head", *(f"{way}.{level}" for way in ("down", "up") for level in (0, 1))}
+
+
+def test_one_comparison_decides_for_the_third_level_and_all_within_it() -> None:
+    model = NETWORKS["unet of five levels"]
+    assert sum(part.is_cached for part in cached_parts(random_network(model), model)) == 1
 
 
 @pytest.mark.parametrize("name", NETWORKS)
