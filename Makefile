@@ -37,7 +37,7 @@ $(STAMP): pyproject.toml setup.py $(CONSTRAINTS) $(KERNELS)
 	@[ -n "$(PYTHON)" ] || { echo "no Python from 3.10 to 3.13 with venv was found; install one or set PYTHON=..." >&2; exit 1; }
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet -c $(CONSTRAINTS) setuptools wheel py-cpuinfo torch
-	$(PIP) install --quiet --no-build-isolation -c $(CONSTRAINTS) -e '.[dev,demo,int8]'
+	$(PIP) install --quiet --no-build-isolation -c $(CONSTRAINTS) -e '.[dev,demo,int8,ocr]'
 	@touch $@
 
 demo: $(STAMP)  ## train, sample, judge and export a small DiT on two CPU ranks (under 10 minutes)

@@ -57,7 +57,7 @@ def test_core_dependencies() -> None:
 
 def test_apex_of_pypi_and_packages_that_need_nvcc_are_never_installed() -> None:
     extras = set(project()["optional-dependencies"])
-    assert extras >= {"gpu", "demo", "evaluate", "int8", "dev"}
+    assert extras >= {"gpu", "demo", "evaluate", "int8", "ocr", "dev"}
     assert "apex" not in requirements(*extras) and "apex" not in pins("3.11")
     assert "flash-attn" in requirements("gpu")
     assert "flash-attn" not in requirements(*(extras - {"gpu"}))
@@ -66,7 +66,7 @@ def test_apex_of_pypi_and_packages_that_need_nvcc_are_never_installed() -> None:
 @pytest.mark.parametrize("python_version", ["3.10", "3.11", "3.12", "3.13"])
 def test_every_listed_package_is_pinned_within_its_range(python_version: str) -> None:
     pinned = pins(python_version)
-    for name, requirement in requirements("gpu", "demo", "evaluate", "int8", "dev").items():
+    for name, requirement in requirements("gpu", "demo", "evaluate", "int8", "ocr", "dev").items():
         assert name in pinned, f"{name} has no pin"
         assert pinned[name] in requirement.specifier, f"{name}=={pinned[name]} is outside {requirement}"
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from megadiff.errors import ConfigError
+from megadiff.sampling.ocr import open_reader
 
 # (B, C, H, W) pictures in [-1, 1] -> (B,) bool: whether there is text.
 Detector = Callable[[Tensor], Tensor]
@@ -38,19 +39,21 @@ def find_strokes(images: Tensor) -> Tensor:
 
 
 def load_detector(name: str) -> Detector:
-    """The detector of `sampling.text_guard`: `strokes`, or `package.module:function`.
+    """The detector of `sampling.text_guard`: `strokes`, `ocr`, or `package.module:function`.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is none of that name, or its package is not installed.
     """
     if name == "strokes":
         return find_strokes
+    if name == "ocr":
+        return open_reader()
     module, _, function = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"sampling.text_guard = {name} is not there ({error}); use strokes, or package.module:function"
+            f"sampling.text_guard = {name} is not there ({error}); use strokes, ocr or package.module:function"
         ) from None
     if not callable(found):
         raise ConfigError(f"sampling.text_guard = {name} is not a function; name one as package.module:function")

@@ -55,7 +55,7 @@ def test_detectors_are_named() -> None:
     assert load_detector("tests.sampling.networks:sees_text") is sees_text
     for name in ("stroke", "no.such.module:f", "math:no_such", ":f"):
         with pytest.raises(
-            ConfigError, match=r"text_guard = .* is not there .*use strokes, or package\.module:function"
+            ConfigError, match=r"text_guard = .* is not there .*use strokes, ocr or package\.module:function"
         ):
             load_detector(name)
     with pytest.raises(ConfigError, match="is not a function"):
