@@ -8,9 +8,9 @@ import argparse
 
 import torch
 from report import add_report_arguments, print_rows, write_json
-from sampling_rows import cache, dynamic, int8, loop, solvers, throughput
+from sampling_rows import cache, dynamic, int8, loop, solvers, throughput, trained_solvers
 
-_MODULES = (solvers, loop, throughput, dynamic, cache, int8)
+_MODULES = (solvers, trained_solvers, loop, throughput, dynamic, cache, int8)
 
 
 def main() -> None:

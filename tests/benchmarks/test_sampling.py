@@ -20,6 +20,7 @@ def test_every_technique_has_its_rows(tmp_path: Path) -> None:
         "unipc in 20",
         "order of heun",
         "time outside",
+        "trained unet",
         "dynamic steps dit",
         "feature cache unet",
         "int8 dit",
