@@ -35,7 +35,10 @@ _SAMPLING: dict[str, dict[str, Any]] = {
     "guidance": {"type": float, "help": "classifier-free guidance; 1 is none"},
     "guidance_interval": {"type": float, "nargs": 2, "metavar": ("LOW", "HIGH"), "help": "times at which it acts"},
     "guidance_rescale": {"type": float, "help": "0 to 1: mends the contrast that guidance adds"},
-    "cache_threshold": {"type": float, "help": "cosine above which features are reused, such as 0.95; 1 reuses none"},
+    "cache_threshold": {
+        "type": float,
+        "help": "cosine above which features are reused, such as 0.98 for a UNet; 1 reuses none",
+    },
     "dynamic_steps": {"metavar": "RULE", "help": "spectrum or seed: each picture chooses its steps, --steps at most"},
     "text_guard": {"metavar": "NAME", "help": "strokes, ocr or module:function: short steps where it sees text"},
     "eta": {"type": float, "help": "0 is deterministic DDIM, 1 is ancestral"},
