@@ -37,7 +37,7 @@ _SAMPLING: dict[str, dict[str, Any]] = {
     "guidance_rescale": {"type": float, "help": "0 to 1: mends the contrast that guidance adds"},
     "cache_threshold": {
         "type": float,
-        "help": "cosine above which features are reused, such as 0.98 for a UNet; 1 reuses none",
+        "help": "cosine above which features are reused, such as 0.98; 1 reuses none",
     },
     "dynamic_steps": {"metavar": "RULE", "help": "spectrum or seed: each picture chooses its steps, --steps at most"},
     "text_guard": {"metavar": "NAME", "help": "strokes, ocr or module:function: short steps where it sees text"},

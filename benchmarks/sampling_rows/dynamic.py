@@ -40,9 +40,7 @@ def rows(quick: bool) -> Iterator[Row]:
         found, calls = _counted(config, predict, **settings)
         fixed, _ = _counted(config, predict, solver="ddim", steps=_PUBLISHED_FIXED)
         ours, other = (float(psnr(images, expected).mean()) for images in (found, fixed))
-        note = (
-            f"{calls:.1f} calls; other: {_PUBLISHED_FIXED} fixed steps; the ratio is of the PSNR to {_ENOUGH_PSNR:g} dB"
-        )
+        note = f"{calls:.1f} calls; other: {_PUBLISHED_FIXED} fixed; the ratio is that to {_ENOUGH_PSNR:g} dB"
         yield Row(f"published rule {name}: PSNR", ours, other, "dB", ours / _ENOUGH_PSNR, 1.0, note=note)
         limits = (1.0, _PUBLISHED_AIM / _PUBLISHED_FIXED)
         title = f"published rule {name}: mean calls"
