@@ -67,7 +67,7 @@ _MODELS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-_STEPS: Mapping[str, int] = MappingProxyType({"dit": 240, "unet": 280})
+_STEPS: Mapping[str, int] = MappingProxyType({"dit": 600, "unet": 600})
 _QUICK_STEPS = 8
 
 

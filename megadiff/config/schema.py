@@ -124,8 +124,8 @@ class SamplingConfig(Section):
     `steps` is the number of noise levels; heun calls the network twice at all but the first. `guidance` acts between
     two shares of time, 1 being noise; `guidance_rescale` gives guided answers the deviation of unguided ones. Parts of
     the network whose input has a cosine above `cache_threshold` to an earlier one are reused; 1 reuses none. With
-    `dynamic_steps` each picture takes longer steps once it stands out of its noise, `steps` being the most, and
-    `text_guard` shortens them where it sees text.
+    `dynamic_steps` each picture takes longer steps than 1 / `steps` of time once it stands out of its noise (`spectrum`
+    also takes shorter ones at the end), and `text_guard` shortens them where it sees text.
     """
 
     solver: Literal[

@@ -5,8 +5,9 @@ reused together with all that lies within it, from its way down to its way up: w
 but what enters, so that one comparison decides, and no deeper level is reused by itself. Finer levels carry the noise,
 which no call may miss; they always run. Of a DiT the first blocks always run and decide for the rest. A part's features
 are compared by their cosine, for each position of the batch alone (a picture, and one of the two answers that guidance
-weighs): pictures whose features are new go through it together, the others keep the part's earlier result. Where a part
-keeps the shape of its features, the result is kept as what it added to them.
+weighs): pictures whose features are new go through it together. The others take the point of the line through the
+part's two earlier results that is theirs on the line through the features of both, so that the error falls with the
+square of the distance. Where a part keeps the shape of its features, the results are what it added to them.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +20,7 @@ from megadiff.config.networks import cached_level, deciding_blocks
 from megadiff.config.schema import ModelConfig
 from megadiff.models.chain import Chain, State
 
-MAX_ENTRIES = 2
+_ENTRIES = 2
 
 
 @dataclass
@@ -56,14 +57,13 @@ class FeatureCache:
 
     Args:
         parts: of the network, in order.
-        threshold: the cosine above which, strictly, a part's earlier result stands; 1 reuses nothing.
+        threshold: the cosine above which, strictly, a part's earlier results stand; 1 reuses nothing.
         rate: counts.
-        max_entries: results that are kept for a position at a part; the one not used for longest goes first.
     """
 
-    def __init__(self, parts: Sequence[Part], threshold: float, rate: HitRate, max_entries: int = MAX_ENTRIES) -> None:
+    def __init__(self, parts: Sequence[Part], threshold: float, rate: HitRate) -> None:
         self._parts = parts
-        self._memories = [_Memory(max_entries) for _ in parts]
+        self._memories = [_Memory() for _ in parts]
         self._threshold, self._rate = threshold, rate
         self._call = 0
 
@@ -110,13 +110,11 @@ class _Memory:
     """The results of one part.
 
     Attributes:
-        max_entries: see FeatureCache.
-        slots: up to `max_entries` results a position.
+        slots: up to two results a position; the one not used for longest makes room.
         routes: for each output of the part the place of the input that it passes through, or None.
         is_added: whether the first output is kept as the difference to the features.
     """
 
-    max_entries: int
     slots: list[_Slot] = field(default_factory=list)
     routes: list[int | None] = field(default_factory=list)
     is_added: bool = False
@@ -153,7 +151,7 @@ class _Memory:
     def store(self, positions: Tensor, batch: int, features: Tensor, outputs: list[Tensor], call: int) -> None:
         """Keeps results of some positions of a batch, each in an empty slot or in place of its least used one."""
         ages = self._ages(batch, features.device)[positions]
-        if len(self.slots) < self.max_entries and bool((ages > 0).all(1).any()):
+        if len(self.slots) < _ENTRIES and bool((ages > 0).all(1).any()):
             self.slots.append(_empty_slot(self._size(batch), features, outputs))
             ages = self._ages(batch, features.device)[positions]
         target = ages.argmin(1)
@@ -167,15 +165,15 @@ class _Memory:
 
     def assemble(self, state: State, slots: Tensor, new: Tensor, fresh: list[Tensor]) -> State:
         """The part's output for the whole batch, of kept and fresh results."""
-        kept = self.slots[0].outputs
+        old = (slots >= 0).nonzero().flatten()
+        along = self._along(state[0], slots, old)
         own = []
-        for place in range(len(kept)):
-            whole = kept[place].new_empty(len(slots), *kept[place].shape[1:])
+        for place in range(len(self.slots[0].outputs)):
+            near, far = self._near_and_far([slot.outputs[place] for slot in self.slots], slots, old)
+            whole = near.new_empty(len(slots), *near.shape[1:])
             if whole.ndim == 4:
                 whole = whole.to(memory_format=torch.channels_last)
-            for number, slot in enumerate(self.slots):
-                at = (slots == number).nonzero().flatten()
-                whole[at] = slot.outputs[place][at]
+            whole[old] = near + _over(along, near) * (near - far)
             if len(new):
                 whole[new] = fresh[place]
             own.append(whole)
@@ -183,6 +181,25 @@ class _Memory:
             own[0] = own[0] + state[0]
         rest = iter(own)
         return tuple(next(rest) if route is None else state[route] for route in self.routes)
+
+    def _along(self, features: Tensor, slots: Tensor, old: Tensor) -> Tensor:
+        """How far the features of some positions lie on the line from the far entry through the near one; float32.
+
+        0 at the near entry, -1 at the far one and at most 1 beyond; 0 also where there is but one.
+        """
+        near, far = self._near_and_far([slot.features for slot in self.slots], slots, old)
+        _, used = self._near_and_far([slot.used for slot in self.slots], slots, old)
+        line = (near.float() - far.float()).flatten(1)
+        moved = (features[old].float() - near.float()).flatten(1)
+        along = (moved * line).sum(1) / line.square().sum(1).clamp(min=torch.finfo(torch.float32).tiny)
+        return torch.where(used > 0, along.clamp(-1, 1), 0)
+
+    @staticmethod
+    def _near_and_far(kept: list[Tensor], slots: Tensor, old: Tensor) -> tuple[Tensor, Tensor]:
+        """Of what each slot keeps at some positions, that of the slot found and that of the other, if there is one."""
+        first, last = kept[0][old], kept[-1][old]
+        is_last = _over(slots[old] > 0, first)
+        return torch.where(is_last, last, first), torch.where(is_last, first, last)
 
     def _ages(self, batch: int, device: torch.device) -> Tensor:
         """(B, slots) calls of the last use, 0 where a slot is empty; slots grow with the largest batch."""
@@ -215,6 +232,12 @@ def _group_of(name: str, model: ModelConfig) -> str | None:
         return "blocks" if int(number) >= deciding_blocks(model) else None
     is_inside = kind == "mid" or (kind in ("down", "up") and int(number) >= cached_level(model))
     return "levels" if is_inside else None
+
+
+def _over(values: Tensor, like: Tensor) -> Tensor:
+    """(B,) values that multiply or choose (B, ...) tensors, in their dtype unless they are truths."""
+    values = values if values.dtype == torch.bool else values.to(like.dtype)
+    return values.view(-1, *[1] * (like.ndim - 1))
 
 
 def _norms(features: Tensor) -> Tensor:

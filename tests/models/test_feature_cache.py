@@ -130,13 +130,52 @@ def test_reuse_is_strictly_above_the_threshold() -> None:
 
 def test_the_nearest_of_several_entries_is_taken_and_the_oldest_goes_first() -> None:
     part, _ = counted([])
-    cache = FeatureCache([part], 0.9, rate := HitRate(), max_entries=2)
-    assert [call(cache, angle) for angle in (0.0, 90.0, 10.0, 85.0)] == [[1.0], [2.0], [1.0], [2.0]]
-    assert call(cache, 4.0) == [1.0]  # the first entry is used, so that the second is the oldest
+    cache = FeatureCache([part], 0.9, rate := HitRate())
+    near = [round(call(cache, angle)[0]) for angle in (0.0, 90.0, 10.0, 85.0)]  # rounded to the nearer entry
+    assert near == [1, 2, 1, 2]
+    assert round(call(cache, 4.0)[0]) == 1  # the first entry is used, so that the second is the oldest
     assert call(cache, 180.0) == [3.0]
     assert call(cache, 0.0) == [1.0]
     assert call(cache, 90.0) == [4.0], "the entry at 90 degrees made room"
     assert (rate.hits, rate.lookups) == (4, 8)
+
+
+@pytest.mark.parametrize("keeps_shape", [True, False])
+def test_two_results_make_a_line(keeps_shape: bool) -> None:
+    """A linear part is met on the line through two entries, up to their distance beyond the nearer one."""
+    first, second, matrix = torch.randn(3, 2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    first[..., :4], second[..., 4:] = 0, 0  # a right angle, too far to be reused
+    matrix = matrix[0] if keeps_shape else matrix[0, :, :5]
+    sizes: list[int] = []
+
+    def run(state: State) -> State:
+        sizes.append(len(state[0]))
+        return (state[0] @ matrix,)
+
+    cache = FeatureCache([Part(run, is_cached=True)], 0.5, HitRate())
+
+    def ask(place: float) -> Tensor:
+        result: tuple[Tensor] = cache((first + place * (second - first),))  # type: ignore[assignment]
+        return result[0]
+
+    def added(place: float) -> Tensor:
+        return (first + place * (second - first)) @ (matrix - torch.eye(8) if keeps_shape else matrix)
+
+    ask(0.0)
+    ask(1.0)
+    for place, of in ((-0.5, -0.5), (0.2, 0.2), (0.9, 0.9), (1.3, 1.3), (2.0, 2.0), (4.0, 2.0)):
+        found = ask(place) - (first + place * (second - first) if keeps_shape else 0)
+        torch.testing.assert_close(found, added(of), rtol=1e-6, atol=1e-6)
+    assert sizes == [2, 2]
+
+
+def test_a_single_result_stands_as_it_is() -> None:
+    part, _ = counted([])
+    cache = FeatureCache([part], 0.5, HitRate())
+    assert call(cache, 0.0, 90.0) == [1.0, 1.0]
+    assert call(cache, 30.0, 90.0) == [1.0, 1.0]
+    assert call(cache, 90.0, 90.0) == [2.0, 1.0]  # now the first position has two, the second an empty place
+    assert call(cache, 90.0, 120.0) == [2.0, 1.0]
 
 
 def test_entries_belong_to_their_position() -> None:
