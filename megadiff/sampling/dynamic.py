@@ -56,7 +56,7 @@ class StepRule:
 
 # name -> the threshold, how many times longer long steps are, and the parts of the time left. Errors come from where
 # the picture leaves the noise, and from the end. `seed` is as published for 50 steps of 1000.
-STEP_RULES = {"spectrum": (0.97, 2.0, 3), "seed": (0.15, 2.5, 1)}
+STEP_RULES = {"spectrum": (0.97, 2.25, 3), "seed": (0.15, 2.5, 1)}
 
 
 def make_rule(name: str, steps: int, num_train_timesteps: int, detector: Detector | None) -> StepRule:
