@@ -14,8 +14,8 @@ from megadiff.models.chain import Chain
 from megadiff.models.feature_cache import FeatureCache, HitRate, cached_parts
 from megadiff.sampling.guidance import Predict
 
-_STEPS, _BATCH = 50, 8
-_THRESHOLDS = {"dit": 0.9996, "unet": 0.97}
+_STEPS, _BATCH = 50, 16
+_THRESHOLDS = {"dit": 0.9995, "unet": 0.98}
 _LIMITS = {"dit": (1.5, 2.0), "unet": (1.8, 2.3)}  # must and aim of how many times faster
 _WORST = 0.05
 
