@@ -32,7 +32,7 @@ class StepRule:
         detector: of text in the predicted x0, or None.
         guarded: the longest stride where text was found.
         parts_left: a stride is at most one of so many parts of the time that is left, but no less than a quarter of a
-            short one; 1 does not bound it.
+            short one, nor than what ends in as many calls as short strides take; 1 does not bound it.
     """
 
     short: int
@@ -42,13 +42,20 @@ class StepRule:
     guarded: int = 10
     parts_left: int = 1
 
-    def strides(self, x_t: Tensor, x0: Tensor, t: Tensor, was_long: Tensor) -> tuple[Tensor, Tensor]:
-        """The next stride of each picture, and whether it is a long one without the bounds; (B,) int64 and bool."""
+    def strides(self, x_t: Tensor, x0: Tensor, t: Tensor, was_long: Tensor, calls_left: int) -> tuple[Tensor, Tensor]:
+        """The next stride of each picture, and whether it is a long one without the bounds; (B,) int64 and bool.
+
+        Args:
+            x_t, x0: pictures with their noise, and as predicted.
+            t: the timesteps of x_t.
+            was_long: whether the last stride was a long one.
+            calls_left: of as many as short strides take, this one included; writing may take more.
+        """
         bound = torch.where(was_long, self.threshold * _HYSTERESIS, self.threshold)
         is_long = high_band_share(x_t) < bound
         strides = torch.where(is_long, self.long, self.short)
-        most = (t + self.parts_left) // self.parts_left  # t + 1 timesteps are left; parts are rounded up
-        strides = torch.minimum(strides, most.clamp(min=max(1, self.short // 4)))
+        least = _divide_up(t + 1, max(1, calls_left)).clamp(min=self.short // 4, max=self.short)
+        strides = torch.minimum(strides, torch.maximum(_divide_up(t + 1, self.parts_left), least))
         if self.detector is not None:
             strides = torch.where(self.detector(x0), strides.clamp(max=self.guarded), strides)
         return strides, is_long
@@ -64,7 +71,7 @@ def make_rule(name: str, steps: int, num_train_timesteps: int, detector: Detecto
 
     Args:
         name: of STEP_RULES.
-        steps: of the grid; a picture takes no more, and up to five more where the last ones shrink.
+        steps: of the grid, so the most that a picture takes.
         num_train_timesteps: T; a picture with text goes at most T / 100 at once.
         detector: of text, or None.
     """
@@ -104,12 +111,14 @@ class DynamicSampler:
         x_t, before = noise, noise  # and the prediction of the last step
         t, t_before = torch.full_like(rows, last), torch.full_like(rows, last)
         was_long = torch.zeros_like(rows, dtype=torch.bool)
+        calls_left = -(-len(levels) // self.rule.short)
         while len(rows):
             to_m = _columns(to_x0[t.cpu()], x_t)
             m = to_m[0] * x_t + to_m[1] * self._answer(predict, x_t, t, labels)
             if self.clip_x0:
                 m = m.clamp(-1, 1)
-            strides, was_long = self.rule.strides(x_t, m, t, was_long)
+            strides, was_long = self.rule.strides(x_t, m, t, was_long, calls_left)
+            calls_left -= 1
             following = t - strides
             weights = _columns(self._weights(levels, t_before, t, following), x_t)
             x_next = weights[0] * x_t + weights[1] * m + weights[2] * before
@@ -146,6 +155,10 @@ class DynamicSampler:
             nodes.append(levels[before])
         kept, weights, _ = exponential_step(levels[now], levels[following], nodes, stochastic=False)
         return kept, weights[0], weights[1] if len(weights) > 1 else 0.0
+
+
+def _divide_up(values: Tensor, by: int) -> Tensor:
+    return (values + by - 1) // by
 
 
 def _columns(values: Tensor, like: Tensor) -> list[Tensor]:

@@ -91,7 +91,7 @@ def test_b04_an_exact_denoiser_ends_at_x0(name: str, zero_end: bool, prediction:
         network = Counted(exact_denoiser(schedule, prediction))
         found = sampler(network, noise, IDS % NUM_CLASSES, 0, IDS)
         torch.testing.assert_close(found, true_images(IDS % NUM_CLASSES, torch.float64), rtol=0, atol=1e-9)
-        assert network.answers <= (steps + (5 if rule == "spectrum" else 0)) * len(IDS)
+        assert network.answers <= steps * len(IDS)
 
 
 def test_each_picture_chooses_alone_and_leaves_when_it_is_done() -> None:
@@ -110,7 +110,7 @@ def test_a_stride_changes_back_only_beyond_the_threshold() -> None:
     for factor, from_short, from_long in ((0.9, True, True), (1.05, False, True), (1.2, False, False)):
         rule = StepRule(10, 30, share / factor)
         for was_long, expected in ((False, from_short), (True, from_long)):
-            strides, is_long = rule.strides(x_t, x_t, torch.full((3,), 999), torch.full((3,), was_long))
+            strides, is_long = rule.strides(x_t, x_t, torch.full((3,), 999), torch.full((3,), was_long), 100)
             assert is_long.tolist() == [expected] * 3
             assert strides.tolist() == [30 if expected else 10] * 3
 
@@ -121,9 +121,21 @@ def test_the_last_strides_shrink_with_the_time_that_is_left() -> None:
     x_t = torch.randn(1, 1, 16, 16, generator=torch.Generator().manual_seed(0)).expand(len(t), -1, -1, -1)
     for threshold, own in ((NEVER_LONG, 40), (ALWAYS_LONG, 100)):
         rule = StepRule(40, 100, threshold, parts_left=3)
-        strides, is_long = rule.strides(x_t, x_t, t, torch.zeros(len(t), dtype=torch.bool))
+        strides, is_long = rule.strides(x_t, x_t, t, torch.zeros(len(t), dtype=torch.bool), 1000)
         assert strides.tolist() == [min(own, left) for left in (334, 100, 100, 20, 10, 10)]
         assert is_long.all() == (own == 100)
+    # With two calls left, half of what is left, but no more than a short stride; with none, short ones.
+    for calls_left, expected in ((2, [40, 40, 40, 30, 15, 10]), (0, [40, 40, 40, 40, 30, 10])):
+        rule = StepRule(40, 100, NEVER_LONG, parts_left=3)
+        strides, _ = rule.strides(x_t, x_t, t, torch.zeros(len(t), dtype=torch.bool), calls_left)
+        assert strides.tolist() == expected
+
+
+@pytest.mark.parametrize("threshold", [NEVER_LONG, 0.9, ALWAYS_LONG])
+def test_shrinking_strides_take_no_more_calls_than_short_ones(threshold: float) -> None:
+    for short in (1000, 500, 334, 77, 40):
+        _, calls = run(StepRule(short, 2 * short, threshold, parts_left=3))
+        assert calls <= -(-1000 // short)
 
 
 def test_text_shortens_the_strides() -> None:
