@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # imported late below, so that --help and wrong arguments nee
     from megadiff.evaluation.images import ImageFiles, Images
 
 _EPILOG = """examples:
-  megadiff evaluate --real runs/demo --fake runs/demo/samples_seed_0 --num-images 32 --output quality
+  megadiff evaluate --real runs/demo --fake runs/demo/demo_samples --num-images 32 --output quality
   megadiff evaluate --real photos --fake samples --size 256 --features inception --weights pt_inception-....pth
   megadiff evaluate --real photos --fake few_steps --reference many_steps --lpips vgg16-....pth --clip clip-vit-base
 """
